@@ -1,0 +1,1 @@
+"""Incentive allocation under a return-on-investment target."""
