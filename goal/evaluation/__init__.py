@@ -1,0 +1,37 @@
+"""Evaluation: measures, rollouts in the simulator, sweeps over multipliers and the report.
+
+metrics/      REV, ROI, incremental ROI, ROI violation rate, share of gain, regret
+policies.py   policies to compare with
+rollout.py    a policy in a simulated environment
+sweep.py      one policy over many multipliers, beside the oracle
+experts.py    which experts a policy uses at which multiplier
+report.py     one HTML file and PNG plots (plots.py); imported on its own, since it needs matplotlib
+"""
+
+from __future__ import annotations
+
+from goal.evaluation import metrics
+from goal.evaluation.experts import ExpertUsage, expert_usage
+from goal.evaluation.policies import Allocator, Constant, OraclePolicy, PrivilegedPolicy, Uniform
+from goal.evaluation.rollout import Rollout, Stream, rollout, rollout_many
+from goal.evaluation.sweep import Sweep, amount_distribution, behaviour_points, oracle_frontier, sweep
+
+__all__ = [
+    "Allocator",
+    "Constant",
+    "ExpertUsage",
+    "OraclePolicy",
+    "PrivilegedPolicy",
+    "Rollout",
+    "Stream",
+    "Sweep",
+    "Uniform",
+    "amount_distribution",
+    "behaviour_points",
+    "expert_usage",
+    "metrics",
+    "oracle_frontier",
+    "rollout",
+    "rollout_many",
+    "sweep",
+]

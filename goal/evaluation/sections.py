@@ -1,0 +1,401 @@
+"""What the report says: artefacts in, sections of plots, tables, facts and notes out.
+
+The keys of the artefacts are those of `goal.evaluation.report.build`; how sections look is the template's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from goal.evaluation import plots
+from goal.evaluation.tables import Column, Table, decimals, make_table, show, show_percent, show_whole
+
+
+@dataclass(frozen=True, eq=False)
+class Plot:
+    """A figure, the name of its PNG file, and what a reader should see in it."""
+
+    name: str
+    figure: Figure
+    caption: str
+    wide: bool = False
+    kind: str = field(default="plot", init=False)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Labelled values."""
+
+    pairs: Sequence[tuple[str, str]]
+    kind: str = field(default="facts", init=False)
+
+
+@dataclass(frozen=True)
+class Note:
+    """A sentence that stands out; a warning stands out more."""
+
+    text: str
+    warning: bool = False
+    kind: str = field(default="note", init=False)
+
+
+Block = Plot | Table | Facts | Note
+
+
+@dataclass(frozen=True)
+class Section:
+    """A titled part of the page."""
+
+    key: str
+    title: str
+    lead: str
+    blocks: Sequence[Block]
+    folded: bool = False
+
+
+def sections(artefacts: Mapping[str, Any]) -> list[Section]:
+    """All sections whose data is there, in reading order."""
+    makers = (
+        ("sweep", _control),
+        ("sweep", _value),
+        ("calibration", _calibration),
+        ("amounts", _amounts),
+        ("experts", _experts),
+        ("log", _log),
+        ("metrics", _training),
+        ("diagnostics", _diagnostics),
+        ("tokenizer", _tokenizer),
+        ("settings", _settings),
+    )
+    made = [make(artefacts) for key, make in makers if artefacts.get(key)]
+    return [section for section in made if section is not None and section.blocks]
+
+
+def _control(artefacts: Mapping[str, Any]) -> Section:
+    sweep, headline = artefacts["sweep"], artefacts["headline"]
+    target, chosen = headline["roi_target"], headline["multiplier"]
+    currency, points = _unit(artefacts, "currency"), artefacts.get("frontier") or {}
+    tag = " All of it is estimated by the reward model, not observed." if headline.get("estimate") else ""
+    blocks: list[Block] = [
+        Plot(
+            "cost",
+            plots.over_multiplier(sweep, "cost", f"cost ({currency})", chosen=chosen, error="cost_error"),
+            "Cost per interaction. It should fall as the multiplier rises. The ring marks the chosen multiplier.",
+        ),
+        Plot(
+            "revenue",
+            plots.over_multiplier(sweep, "rev", f"revenue ({currency})", chosen=chosen, error="rev_error"),
+            "Revenue per interaction, which pays for the lower cost by falling too. Bands are two standard errors.",
+        ),
+        Plot(
+            "roi",
+            plots.roi_against_target(sweep, target, chosen=chosen, calibration=artefacts.get("calibration")),
+            "Revenue per unit of cost. Multipliers above the dashed line meet the target"
+            + ("; the band is what calibration expects of new users." if artefacts.get("calibration") else "."),
+        ),
+        Plot(
+            "violations",
+            plots.over_multiplier(
+                [{**row, "rvr": None if row["rvr"] is None else 100 * row["rvr"]} for row in sweep],
+                "rvr",
+                "windows below target (%)",
+                chosen=chosen,
+            ),
+            f"ROI violation rate: share of windows of {show_whole(headline['window'])} interactions, one every "
+            f"{show_whole(headline['stride'])}, whose own ROI is below the target. Windows without cost count as met.",
+        ),
+        Plot(
+            "frontier",
+            plots.frontier(sweep, points, target, chosen=chosen, currency=currency),
+            "Every multiplier is one point of the trade between cost and revenue. Points in the shaded wedge miss the "
+            "target."
+            + (" The dotted line is the exact optimum, which knows each user's state." if points.get("oracle") else "")
+            + (" Squares are the policies that the log comes from." if points.get("behaviour") else ""),
+            wide=True,
+        ),
+        make_table(
+            sweep,
+            (
+                Column("multiplier", "λ", digits=2),
+                Column("rev", "revenue"),
+                Column("cost", "cost"),
+                Column("roi", "ROI", digits=2, absent="∞"),
+                Column("incremental_roi", "incremental ROI", digits=2),
+                Column("rvr", "violation rate", percent=True),
+            ),
+            f"Per interaction, in {currency}. Incremental ROI is what was gained over never paying per unit of cost.",
+        ),
+    ]
+    return Section("control", "Turning the multiplier", "One policy, one number to turn." + tag, blocks)
+
+
+def _value(artefacts: Mapping[str, Any]) -> Section | None:
+    sweep, chosen = artefacts["sweep"], artefacts["headline"]["multiplier"]
+    currency = _unit(artefacts, "currency")
+    if all(row.get("oracle_value") is None for row in sweep):
+        return None
+    plot = Plot(
+        "value",
+        plots.value(sweep, chosen=chosen, currency=currency),
+        "Value is revenue less λ times cost, per interaction. No policy can pass the oracle on average; the best "
+        "constant amount, never paying included, is what needs no model at all.",
+        wide=True,
+    )
+    rows = [dict(row) for row in sweep]
+    for row in rows:
+        oracle, reference = row.get("oracle_value"), row.get("reference_value")
+        # A share of a tiny gain is noise (decision 2): the regret says what there is to say.
+        if oracle is not None and reference is not None and oracle - reference < 0.1 * abs(oracle):
+            row["share_of_gain"] = None
+    digits = decimals([row["oracle_value"] for row in rows])
+    table = make_table(
+        rows,
+        (
+            Column("multiplier", "λ", digits=2),
+            Column("value", "policy", digits=digits),
+            Column("oracle_value", "oracle", digits=digits),
+            Column("reference_value", "best constant", digits=digits),
+            Column("regret", "regret", digits=digits),
+            Column("share_of_gain", "share of gain", percent=True),
+        ),
+        "Share of gain is (policy − constant) / (oracle − constant). It is left out where less than a tenth of the "
+        "oracle's value is there to gain; regret, oracle − policy, always speaks.",
+    )
+    return Section(
+        "value",
+        "Against the best possible",
+        "The simulator knows the exact optimum, so the distance to it can be told.",
+        [plot, table],
+    )
+
+
+def _calibration(artefacts: Mapping[str, Any]) -> Section:
+    calibration = artefacts["calibration"]
+    kind = "ROI" if calibration["roi_kind"] == "average" else "incremental ROI"
+    rows = [
+        {
+            **row,
+            "low": row["intervals"]["roi"][0],
+            "high": row["intervals"]["roi"][1],
+            "meets": "yes" if row["meets"] else "no",
+        }
+        for row in calibration["evaluations"]
+    ]
+    table = make_table(
+        rows,
+        (
+            Column("multiplier", "λ", digits=3),
+            Column("revenue", "revenue"),
+            Column("cost", "cost"),
+            Column("roi", kind, digits=3, absent="∞"),
+            Column("low", "new users, low", digits=3),
+            Column("high", "new users, high", digits=3),
+            Column("meets", "meets target"),
+        ),
+        "Every multiplier that the search evaluated on the calibration users, with the interval in which as much new "
+        "traffic is expected.",
+        emphasised={"multiplier": calibration["multiplier"]},
+    )
+    confidence = calibration.get("confidence")
+    rule = (
+        f"The smallest multiplier whose {kind} on the calibration users reaches {show(calibration['roi_target'], 2)}."
+        if confidence is None
+        else f"The smallest multiplier whose {kind} on new users reaches {show(calibration['roi_target'], 2)} with "
+        f"confidence {show_percent(confidence, 0)}."
+    )
+    blocks: list[Block] = [table]
+    message = calibration.get("message")
+    # The page's head may have said it already.
+    if message and message != artefacts["headline"].get("message"):
+        blocks.insert(0, Note(message, warning=not calibration["feasible"]))
+    return Section("calibration", "How the multiplier was chosen", rule, blocks)
+
+
+def _amounts(artefacts: Mapping[str, Any]) -> Section:
+    plot = Plot(
+        "amounts",
+        plots.amounts(artefacts["amounts"], _unit(artefacts, "incentive_unit")),
+        "Share of interactions in per cent, by amount paid. Each column sums to 100; shares under 2 are not printed.",
+        wide=True,
+    )
+    return Section("amounts", "What is paid", "How the same policy spends at each multiplier.", [plot])
+
+
+def _experts(artefacts: Mapping[str, Any]) -> Section:
+    plot = Plot(
+        "experts",
+        plots.experts(artefacts["experts"]),
+        "Average routing of tokens to experts in per cent, by multiplier. Each column sums to 100; shares under 2 are not printed. Columns that differ "
+        "mean that experts specialise by how tight the constraint is.",
+        wide=True,
+    )
+    return Section(
+        "experts", "Which experts decide", "The multiplier steers the gate of the decoder's experts.", [plot]
+    )
+
+
+def _log(artefacts: Mapping[str, Any]) -> Section:
+    log = artefacts["log"]
+    currency = _unit(artefacts, "currency")
+    facts = [("events", show_whole(log["events"])), ("users", show_whole(log["users"]))]
+    facts += [(f"{name} events", show_whole(events)) for name, events in (log.get("splits") or {}).items()]
+    blocks: list[Block] = [Facts(facts)]
+    if not log["randomised"]:
+        blocks.append(
+            Note(
+                "Lift is not identified. The amounts in this log were not assigned at random, so users who were paid "
+                "more may have differed from the start. No figure here says what paying more, or less, would cause.",
+                warning=True,
+            )
+        )
+    blocks += [Note(text) for text in log.get("notes") or ()]
+    if log.get("accuracy"):
+        names = list(log["accuracy"][0])
+        blocks.append(
+            make_table(
+                log["accuracy"],
+                [Column(name, name.replace("_", " ")) for name in names],
+                "How well the amount that was really paid is foretold on held-out events. This tests the imitation of "
+                "the logged policy, not whether its amounts were good.",
+                emphasised={"predictor": "policy"},
+            )
+        )
+    if log.get("windows"):
+        windows = log["windows"]
+        blocks += [
+            Facts(
+                [
+                    ("logged policy's ROI", show(windows["roi"], 2)),
+                    ("violation rate", show_percent(windows["rvr"])),
+                    ("target", show(windows["target"], 2)),
+                    ("window", show_whole(windows["window"])),
+                    ("stride", show_whole(windows["stride"])),
+                ]
+            ),
+            Plot(
+                "logged_roi",
+                plots.logged_roi(windows),
+                f"ROI of the logged policy over windows of {show_whole(windows['window'])} interactions; shaded where "
+                "it falls below the target.",
+                wide=True,
+            ),
+        ]
+    if log.get("estimate"):
+        blocks.append(
+            make_table(
+                log["estimate"],
+                (
+                    Column("multiplier", "λ", digits=2),
+                    Column("rev", "revenue (estimate)"),
+                    Column("cost", "cost (estimate)"),
+                    Column("roi", "ROI (estimate)", digits=2, absent="∞"),
+                ),
+                f"Estimate: the policy's own amounts scored by the reward model, per interaction in {currency}. It "
+                "carries every bias of the log and of the model.",
+            )
+        )
+    return Section(
+        "log",
+        f"The log{': ' + log['name'] if log.get('name') else ''}",
+        "What the recorded events can and cannot tell.",
+        blocks,
+    )
+
+
+def _training(artefacts: Mapping[str, Any]) -> Section:
+    explained = artefacts.get("metric_help") or {}
+    stages: dict[str, list[Mapping[str, Any]]] = {}
+    for line in artefacts["metrics"]:
+        stages.setdefault(str(line["stage"]), []).append(line)
+    blocks: list[Block] = []
+    for stage, lines in stages.items():
+        names = plots.metric_names(lines)
+        shown = names[: plots.MOST_METRICS]
+        if not shown:
+            continue
+        caption = f"{stage[:1].upper()}{stage[1:]} over its steps."
+        caption += "".join(f" {name.replace('_', ' ')}: {explained[name]}" for name in shown if name in explained)
+        if len(names) > len(shown):
+            caption += f" {len(names) - len(shown)} more metrics are in metrics.jsonl."
+        blocks.append(Plot(f"training_{_slug(stage)}", plots.training(lines, shown), caption, wide=True))
+    return Section("training", "Training", "Each stage's own measures, averaged where there are many steps.", blocks)
+
+
+def _diagnostics(artefacts: Mapping[str, Any]) -> Section | None:
+    items = artefacts["diagnostics"].get("reward_calibration")
+    if not items:
+        return None
+    plot = Plot(
+        "reward_calibration",
+        plots.reward_calibration(items),
+        "Held-out events in bins of what the reward model predicted, against what was observed. On the diagonal the "
+        "prediction can be taken at its word.",
+        wide=True,
+    )
+    return Section("reward", "The reward model", "SCPO can be no better than the rewards it is given.", [plot])
+
+
+def _tokenizer(artefacts: Mapping[str, Any]) -> Section:
+    tokenizer = artefacts["tokenizer"]
+    facts = [
+        ("tokens", show_whole(tokenizer["size"])),
+        ("longest amount", f"{show_whole(tokenizer['max_length'])} tokens"),
+        ("worst relative error", show_percent(tokenizer["worst_relative_error"], digits=2)),
+    ]
+    if tokenizer.get("mean_length") is not None:
+        facts.insert(2, ("mean length", f"{show(tokenizer['mean_length'], 2)} tokens"))
+    plot = Plot(
+        "vocabulary",
+        plots.vocabulary(tokenizer, _unit(artefacts, "incentive_unit")),
+        "Left: what each token is worth. Right: how many tokens the logged amounts take, the end token not counted; an "
+        "amount of 0 takes none.",
+        wide=True,
+    )
+    return Section(
+        "tokenizer", "Writing amounts as tokens", "An amount is the sum of a few token values.", [Facts(facts), plot]
+    )
+
+
+def _settings(artefacts: Mapping[str, Any]) -> Section:
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for name, value in artefacts["settings"].items():
+        if isinstance(value, Mapping):
+            groups.setdefault(name, []).extend(_flatten(value))
+        else:
+            groups.setdefault("general", []).append((name, _text(value)))
+    blocks = [
+        Table(caption=group, header=("setting", "value"), rows=tuple(pairs), numeric=(False, False), emphasised=None)
+        for group, pairs in groups.items()
+        if pairs
+    ]
+    return Section("settings", "Settings", "Everything that this run was told.", blocks, folded=True)
+
+
+def _flatten(mapping: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    pairs = []
+    for name, value in mapping.items():
+        if isinstance(value, Mapping):
+            pairs += _flatten(value, f"{prefix}{name}.")
+        else:
+            pairs.append((f"{prefix}{name}", _text(value)))
+    return pairs
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(_text(item) for item in value)
+    return str(value)
+
+
+def _unit(artefacts: Mapping[str, Any], name: str) -> str:
+    return artefacts["run"].get(name) or "units"
+
+
+def _slug(text: str) -> str:
+    return "".join(character if character.isalnum() else "_" for character in text.lower())

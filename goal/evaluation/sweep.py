@@ -1,0 +1,204 @@
+"""One policy over a range of multipliers, beside what any policy could reach (RQ2 of the paper)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from goal.errors import ConfigurationError
+from goal.evaluation import metrics
+from goal.evaluation.policies import Allocator, Constant, PrivilegedPolicy
+from goal.evaluation.rollout import Rollout, rollout, rollout_many
+from goal.simulator import Parameters, simulate
+from goal.simulator.behaviour import BEHAVIOURS
+from goal.simulator.oracle import best_constant, solve_users
+
+Row = dict[str, float | None]
+DEFAULT_RVR_WINDOW = 1000
+
+
+@dataclass(frozen=True, eq=False)
+class Sweep:
+    """What a policy did at each multiplier.
+
+    Attributes:
+        rows: One a multiplier, plain numbers for JSON, in money per interaction: `multiplier, rev, cost, roi, rvr,
+            value = rev - multiplier * cost, oracle_value, reference_value` (the best constant amount), and beside
+            them `share_of_gain, regret, incremental_roi, rev_error, cost_error` (standard errors over users). `None`
+            where a number does not exist: the ROI of paying nothing, or the oracle where none was asked for.
+        rollouts: The rollouts that the rows summarise.
+        never_pay_rev: Revenue per interaction of the same users when nobody is ever paid.
+        window: Interactions per window of the violation rate.
+        stride: Interactions between the starts of neighbouring windows.
+    """
+
+    rows: tuple[Row, ...]
+    rollouts: tuple[Rollout, ...]
+    never_pay_rev: float
+    window: int
+    stride: int
+
+
+def sweep(
+    policy: Allocator | PrivilegedPolicy,
+    parameters: Parameters,
+    multipliers: Sequence[float],
+    *,
+    users: int,
+    seed: int,
+    roi_target: float,
+    window: int = DEFAULT_RVR_WINDOW,
+    stride: int | None = None,
+    oracle: bool = True,
+) -> Sweep:
+    """Rolls a policy out at each multiplier, the same users and luck for each, and measures it.
+
+    Args:
+        policy: See `goal.evaluation.policies.Allocator`.
+        parameters: The environment.
+        multipliers: The multipliers, in the order of the rows.
+        users: How many users.
+        seed: Of the users and their luck.
+        roi_target: The ROI whose violations are counted.
+        window: Interactions per window of the violation rate.
+        stride: Interactions between the starts of windows; a quarter of the window by default.
+        oracle: Whether to solve for the exact optimum and the best constant of the same users. Where users differ it
+            takes about 10 ms a user and multiplier.
+
+    Raises:
+        ConfigurationError: As `rollout_many` and `metrics.roi_violation_rate`.
+    """
+    stride = max(window // 4, 1) if stride is None else stride
+    if users * parameters.horizon < window:
+        raise ConfigurationError(
+            f"window is {window}: {users} users make {users * parameters.horizon} interactions, so take a smaller one"
+        )
+    rollouts = rollout_many(policy, parameters, multipliers, users=users, seed=seed)
+    never_pay = rollout(Constant(0.0), parameters, 0.0, users=users, seed=seed).revenue
+    rows = []
+    for made in rollouts:
+        bounds = _bounds(parameters, made.multiplier, users=users, seed=seed) if oracle else None
+        rows.append(_row(made, never_pay, bounds, roi_target=roi_target, window=window, stride=stride))
+    return Sweep(tuple(rows), rollouts, metrics.rev(never_pay), window, stride)
+
+
+def oracle_frontier(
+    parameters: Parameters, multipliers: Sequence[float], *, users: int, seed: int
+) -> list[dict[str, float]]:
+    """Exact revenue and cost per interaction of the oracle at each multiplier, `{"multiplier", "rev", "cost"}` each.
+
+    Args:
+        parameters: The environment.
+        multipliers: The multipliers.
+        users: The users to average over, those of a rollout with the same seed.
+        seed: Of the users.
+
+    Raises:
+        ConfigurationError: users or seed cannot work.
+    """
+    solved = [(x, solve_users(parameters, x, users=users, seed=seed)) for x in multipliers]
+    return [{"multiplier": float(x), "rev": best.revenue, "cost": best.cost} for x, best in solved]
+
+
+def behaviour_points(parameters: Parameters, *, users: int, seed: int) -> list[dict[str, Any]]:
+    """Revenue and cost per interaction of each behaviour policy that logs come from, `{"name", "rev", "cost"}` each.
+
+    Args:
+        parameters: The environment.
+        users: How many users each is rolled out on.
+        seed: Of the users, their luck and what they are paid.
+
+    Raises:
+        ConfigurationError: users or seed cannot work.
+    """
+    points = []
+    for name in BEHAVIOURS:
+        log = simulate(parameters, name, users=users, seed=seed)
+        points.append(
+            {"name": name.replace("_", " "), "rev": float(log.revenue.mean()), "cost": float(log.cost.mean())}
+        )
+    return points
+
+
+def amount_distribution(rollouts: Sequence[Rollout], levels: ArrayLike, *, bins: int = 12) -> dict[str, Any]:
+    """How often each amount was paid at each multiplier.
+
+    Args:
+        rollouts: One a multiplier.
+        levels: `(n,)`, the environment's amounts, ascending from 0.
+        bins: Where there are more levels than this, neighbours are joined into that many bins; paying nothing keeps
+            a bin of its own.
+
+    Returns:
+        `{"multipliers": (rollouts), "amounts": (bins) labels, "share": (rollouts, bins)}`, rows of which sum to 1.
+
+    Raises:
+        ConfigurationError: There is no rollout, or `bins` is below 2.
+    """
+    if not rollouts:
+        raise ConfigurationError("rollouts is empty: expected at least one")
+    if bins < 2:
+        raise ConfigurationError(f"bins is {bins}: expected at least 2, one of them for paying nothing")
+    levels = np.asarray(levels, dtype=np.float64)
+    groups = [levels[:1], *np.array_split(levels[1:], min(bins, levels.size) - 1)]
+    labels = [f"{group[0]:g}" if group.size == 1 else f"{group[0]:g}–{group[-1]:g}" for group in groups]
+    lowest = np.array([group[0] for group in groups])
+    share = [
+        np.bincount(np.searchsorted(lowest, made.amounts.ravel(), side="right") - 1, minlength=len(groups))
+        / made.amounts.size
+        for made in rollouts
+    ]
+    return {
+        "multipliers": [made.multiplier for made in rollouts],
+        "amounts": labels,
+        "share": np.stack(share).tolist(),
+    }
+
+
+def _bounds(parameters: Parameters, multiplier: float, *, users: int, seed: int) -> tuple[float, float]:
+    best = solve_users(parameters, multiplier, users=users, seed=seed).value
+    return best, best_constant(parameters, multiplier, users=users, seed=seed).value
+
+
+def _row(
+    made: Rollout,
+    never_pay: np.ndarray,
+    bounds: tuple[float, float] | None,
+    *,
+    roi_target: float,
+    window: int,
+    stride: int,
+) -> Row:
+    stream = made.stream()
+    rev, cost = metrics.rev(made.revenue), float(made.cost.mean())
+    value = rev - made.multiplier * cost
+    oracle, reference = bounds if bounds is not None else (None, None)
+    per_user_revenue, per_user_cost = made.per_user()
+    row: Row = {
+        "multiplier": made.multiplier,
+        "rev": rev,
+        "cost": cost,
+        "roi": metrics.roi(made.revenue, made.cost),
+        "rvr": metrics.roi_violation_rate(*stream, target=roi_target, window=window, stride=stride),
+        "value": value,
+        "oracle_value": oracle,
+        "reference_value": reference,
+        "share_of_gain": None,
+        "regret": None,
+        "incremental_roi": metrics.incremental_roi(made.revenue, made.cost, baseline=never_pay),
+        "rev_error": _standard_error(per_user_revenue),
+        "cost_error": _standard_error(per_user_cost),
+    }
+    if oracle is not None and reference is not None:
+        row["share_of_gain"] = metrics.share_of_gain(value, oracle=oracle, reference=reference)
+        row["regret"] = metrics.regret(value, oracle=oracle)
+    return {name: number if number is not None and math.isfinite(number) else None for name, number in row.items()}
+
+
+def _standard_error(per_user: np.ndarray) -> float:
+    return float(per_user.std(ddof=1)) / math.sqrt(per_user.size) if per_user.size > 1 else math.nan
