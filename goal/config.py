@@ -1,0 +1,300 @@
+"""Every setting of the package, in one place, as frozen dataclasses.
+
+The paper calls three things epsilon and two things delta (docs/decisions.md 5); here each has its own name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar, get_type_hints
+
+from goal.errors import ConfigurationError
+
+Config = TypeVar("Config")
+
+
+def _require(condition: bool, name: str, value: object, expected: str) -> None:
+    if not condition:
+        raise ConfigurationError(f"{name}={value!r}: expected {expected}")
+
+
+@dataclass(frozen=True)
+class VocabularyConfig:
+    """Algorithm 1. Defaults are the reference settings of the method's origin (docs/decisions.md 7)."""
+
+    q_start: float = 0.9999
+    q_end: float = 0.9
+    decay: float = 0.99
+    """Factor on the percentile after each round (the first of the paper's two deltas)."""
+    relative_error: float = 1e-3
+    """Worst residual over amount at which the rounds stop (epsilon 1)."""
+    min_unit: float = 1.0
+    """Smallest value told from zero, in the incentive's unit (epsilon 2)."""
+    max_tokens: int = 512
+    max_length: int = 16
+    """Most value tokens in one amount."""
+
+
+@dataclass(frozen=True)
+class PolicyConfig:
+    """Shape of the policy network and the rules its amounts obey.
+
+    Raises:
+        ConfigurationError: a value that cannot work; the message names it and says what is expected.
+    """
+
+    vocabulary: tuple[float, ...]
+    """Values of the tokens from large to small; ids 3, 4, ... (0 PAD, 1 SOS, 2 EOS)."""
+    numeric_features: int = 0
+    categorical_sizes: tuple[int, ...] = ()
+    """Number of known categories of each categorical feature; code 0 is unknown."""
+    outcomes: int = 1
+    """Columns of `History.outcomes`: the revenue, then the further objectives."""
+    window: int = 16
+    """Events in a window, the pending one included."""
+    dimension: int = 64
+    heads: int = 4
+    convolution: bool = True
+    """Dilated causal convolution before the attention; False is the ablation "w/o DCC"."""
+    kernel_size: int = 3
+    dilations: tuple[int, ...] = (1, 2, 4)
+    convolution_activation: Literal["linear", "gelu"] = "linear"
+    """The paper's block is linear inside (docs/decisions.md 12)."""
+    encoder_layers: int = 1
+    decoder_layers: int = 1
+    feedforward: int = 128
+    experts: int = 4
+    experts_per_token: int = 2
+    expert_hidden: int = 64
+    dropout: float = 0.0
+    multiplier_max: float = 3.0
+    """The largest multiplier trained; the network sees multiplier / multiplier_max."""
+    max_length: int = 17
+    """Most tokens of one amount, EOS counted."""
+    canonical: bool = True
+    """Only greedy decompositions can be written, so that each amount has exactly one sequence."""
+    maximum_amount: float | None = None
+    """Largest amount that can be written: the paper's C_max mapped to an amount. None: no bound."""
+    allowed_amounts: tuple[float, ...] | None = None
+    """The only amounts that can be written, ascending (needs `canonical`). None: every sum of tokens."""
+    correct_weighting: bool = True
+    """Take log omega off the logits wherever the policy is read (docs/decisions.md 11)."""
+    weight_smoothing: float = 1.0
+    """The delta of omega = log10(v + 1) + delta, Eq. of the weighted next-token loss."""
+
+    def __post_init__(self) -> None:
+        values = self.vocabulary
+        _require(len(values) > 0, "vocabulary", values, "at least one value")
+        _require(
+            all(a > b for a, b in zip(values, values[1:], strict=False)) and values[-1] > 0,
+            "vocabulary", values, "positive values, strictly descending",
+        )  # fmt: skip
+        for name in ("window", "dimension", "heads", "kernel_size", "encoder_layers", "decoder_layers", "feedforward",
+                     "experts", "expert_hidden", "outcomes"):  # fmt: skip
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        _require(self.numeric_features >= 0, "numeric_features", self.numeric_features, "at least 0")
+        _require(self.dimension % self.heads == 0, "heads", self.heads, f"a divisor of dimension={self.dimension}")
+        _require(all(d >= 1 for d in self.dilations), "dilations", self.dilations, "integers of at least 1")
+        _require(
+            1 <= self.experts_per_token <= self.experts,
+            "experts_per_token", self.experts_per_token, f"between 1 and experts={self.experts}",
+        )  # fmt: skip
+        _require(0 <= self.dropout < 1, "dropout", self.dropout, "in [0, 1)")
+        _require(
+            math.isfinite(self.multiplier_max) and self.multiplier_max > 0,
+            "multiplier_max", self.multiplier_max, "positive and finite",
+        )  # fmt: skip
+        _require(self.max_length >= 2, "max_length", self.max_length, "at least 2 (a token and EOS)")
+        _require(self.weight_smoothing > 0, "weight_smoothing", self.weight_smoothing, "positive")
+        _require(
+            self.maximum_amount is None or self.maximum_amount >= 0,
+            "maximum_amount", self.maximum_amount, "None or at least 0",
+        )  # fmt: skip
+        amounts = self.allowed_amounts
+        if amounts is not None:
+            _require(self.canonical, "allowed_amounts", "a list", "canonical=True beside it")
+            _require(
+                len(amounts) > 0 and amounts[0] >= 0 and all(a < b for a, b in zip(amounts, amounts[1:], strict=False)),
+                "allowed_amounts", amounts, "amounts of at least 0, strictly ascending",
+            )  # fmt: skip
+
+    @property
+    def vocabulary_size(self) -> int:
+        """V, the special tokens included."""
+        return len(self.vocabulary) + 3
+
+
+@dataclass(frozen=True)
+class LoopConfig:
+    """One optimisation loop, the same for every stage."""
+
+    steps: int
+    batch_size: int
+    learning_rate: float = 2e-3
+    final_learning_rate: float = 0.0
+    """Where the cosine ends."""
+    warmup_steps: int = 50
+    weight_decay: float = 0.0
+    gradient_clip: float = 1.0
+    amp: bool = False
+    """bfloat16 autocast; takes effect on CUDA."""
+    log_every: int = 50
+    checkpoint_seconds: float = 30.0
+    """Least time between two checkpoints; one is always written at the end."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "log_every"):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        _require(self.learning_rate > 0, "learning_rate", self.learning_rate, "positive")
+        _require(self.gradient_clip > 0, "gradient_clip", self.gradient_clip, "positive")
+
+
+@dataclass(frozen=True)
+class PretrainingConfig:
+    """Weighted next-token prediction on the log (W-NTP)."""
+
+    loop: LoopConfig = LoopConfig(steps=600, batch_size=256, learning_rate=3e-3)
+
+
+@dataclass(frozen=True)
+class RewardConfig:
+    """P-Score and long-horizon value (docs/decisions.md 2)."""
+
+    horizon: Literal["immediate", "long"] = "long"
+    """"immediate" is the paper's reading: no to-go terms."""
+    discount: float = 0.98
+    fusion_weight: float = 0.0
+    """Weight of the fused objectives (P-Score) in R beside the money terms."""
+    dimension: int = 64
+    pscore: LoopConfig = LoopConfig(steps=1500, batch_size=1024, learning_rate=3e-3)
+    value: LoopConfig = LoopConfig(steps=3000, batch_size=1024, learning_rate=2e-3, warmup_steps=100)
+    ensemble: int = 1
+    """Value networks trained side by side on the same log; the mean is used."""
+    target_rate: float = 0.01
+    """Polyak rate of the target network."""
+    grid_size: int = 24
+    """Amounts at which values are compared where the log has more distinct amounts than this."""
+
+    def __post_init__(self) -> None:
+        _require(self.horizon in ("immediate", "long"), "horizon", self.horizon, "'immediate' or 'long'")
+        _require(0 <= self.discount < 1, "discount", self.discount, "in [0, 1)")
+        _require(self.ensemble >= 1, "ensemble", self.ensemble, "at least 1")
+        _require(self.grid_size >= 2, "grid_size", self.grid_size, "at least 2")
+
+
+@dataclass(frozen=True)
+class ScpoConfig:
+    """Safe constrained policy optimisation, Algorithm 3."""
+
+    loop: LoopConfig = LoopConfig(steps=600, batch_size=64, learning_rate=2e-3)
+    """`batch_size` counts states; every state meets every multiplier."""
+    rollout: Literal["shared", "per_multiplier"] = "per_multiplier"
+    """Whether the candidates of a state are drawn once for all multipliers or once for each (docs/decisions.md 3)."""
+    group_size: int = 16
+    """m, the candidates of one (state, multiplier)."""
+    updates_per_rollout: int = 4
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    kl_weight: float = 0.01
+    kl: Literal["exact", "k3"] = "exact"
+    ratio: Literal["sequence", "token"] = "sequence"
+    std_floor: float = 0.0
+    """Least standard deviation of a group, in money."""
+    advantage_epsilon: float = 1e-6
+    importance_cap: float = 5.0
+    """Truncation of pi_old / mu in the shared rollout."""
+
+    def __post_init__(self) -> None:
+        _require(self.group_size >= 2, "group_size", self.group_size, "at least 2")
+        _require(self.updates_per_rollout >= 1, "updates_per_rollout", self.updates_per_rollout, "at least 1")
+        _require(self.kl_weight >= 0, "kl_weight", self.kl_weight, "at least 0")
+        for name in ("clip_low", "clip_high"):
+            _require(0 < getattr(self, name) < 1, name, getattr(self, name), "in (0, 1)")
+
+
+@dataclass(frozen=True)
+class ConstraintConfig:
+    """Candidate multipliers and calibration (the paper's appendix on lambda, Algorithm 2)."""
+
+    step: float = 0.5
+    fine_step: float = 0.02
+    """Distance of the multipliers among which calibration searches."""
+    roi: Literal["average", "incremental"] = "average"
+    confidence: float | None = 0.95
+    """Confidence that new traffic meets the target too; None takes the estimate itself."""
+    users: int = 1000
+    """Simulated users of one calibration rollout."""
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """Rollouts and metrics."""
+
+    users: int = 2000
+    rvr_window: int = 1000
+    rvr_stride: int = 250
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """The whole of `goal run`."""
+
+    environment: str | None = "calibrated"
+    log: str | None = None
+    schema: str | None = None
+    roi_target: float = 3.0
+    seed: int = 0
+    device: str = "auto"
+    threads: int | None = None
+    """Threads of PyTorch on the CPU; None leaves PyTorch's own choice."""
+    simulated_users: int = 10_000
+    vocabulary: VocabularyConfig = VocabularyConfig()
+    policy: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of PolicyConfig that differ from its defaults; what the log decides is filled in."""
+    pretraining: PretrainingConfig = PretrainingConfig()
+    reward: RewardConfig = RewardConfig()
+    scpo: ScpoConfig = ScpoConfig()
+    constraint: ConstraintConfig = ConstraintConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+
+    def __post_init__(self) -> None:
+        _require(
+            math.isfinite(self.roi_target) and self.roi_target > 0, "roi_target", self.roi_target, "positive and finite"
+        )
+        _require(
+            (self.log is None) == (self.schema is None), "schema", self.schema, "given together with log, and only then"
+        )
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Return a config as plain dictionaries, for JSON."""
+    return dataclasses.asdict(config)
+
+
+def from_dict(kind: type[Config], values: Mapping[str, Any]) -> Config:
+    """Build a config of type ``kind`` from what ``to_dict`` wrote, nested configs included.
+
+    Raises:
+        ConfigurationError: a key that ``kind`` does not have, or a value that cannot work.
+    """
+    hints = get_type_hints(kind)
+    unknown = sorted(set(values) - set(hints))
+    if unknown:
+        raise ConfigurationError(f"{kind.__name__}: unknown setting {unknown[0]!r}; it has {', '.join(sorted(hints))}")
+    arguments = {}
+    for name, value in values.items():
+        if dataclasses.is_dataclass(hints[name]) and isinstance(value, Mapping):
+            value = from_dict(hints[name], value)
+        elif isinstance(value, list):
+            value = tuple(value)
+        arguments[name] = value
+    return kind(**arguments)
+
+
+def dumps(config: Any) -> str:
+    """Return a config as JSON text."""
+    return json.dumps(to_dict(config), indent=2)

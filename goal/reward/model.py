@@ -1,0 +1,119 @@
+"""R and C of Eq. of r_lambda: what a payment brings and costs, now and later, as tables over a grid of amounts.
+
+Shapes: S states, G amounts of the grid, n multipliers, m candidates.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from goal.log import History
+from goal.reward.pscore import COST, PScore
+from goal.reward.value import LongHorizonValue
+
+
+class RewardTable(NamedTuple):
+    """R and C at every amount of the grid, each `(S, G, n)`, in money."""
+
+    reward: torch.Tensor
+    cost: torch.Tensor
+
+
+class RewardModel(nn.Module):
+    """P-Score and long-horizon value as one reward (docs/decisions.md 2).
+
+    R = revenue + discount * revenue-to-go (+ fusion_weight * fused objectives), C = cost + discount * cost-to-go.
+
+    Args:
+        pscore: the P-Score.
+        values: value networks whose mean is used; empty for the immediate horizon.
+        grid: `(G,)` amounts at which values are compared, ascending.
+        multipliers: `(n,)` candidate set.
+        discount: of later money.
+        cost_rate: cost of one unit of incentive; None takes the P-Score's cost tower.
+        fusion_weight: weight of the fused objectives in R.
+        clock: index of the numeric feature that is the share of the episode that has passed, or None.
+    """
+
+    grid: torch.Tensor
+    multipliers: torch.Tensor
+
+    def __init__(
+        self,
+        pscore: PScore,
+        values: list[LongHorizonValue],
+        *,
+        grid: torch.Tensor,
+        multipliers: torch.Tensor,
+        discount: float,
+        cost_rate: float | None,
+        fusion_weight: float = 0.0,
+        clock: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.pscore = pscore
+        self.values = nn.ModuleList(values)
+        self.register_buffer("grid", grid.to(torch.float32), persistent=False)
+        self.register_buffer("multipliers", multipliers.to(torch.float32), persistent=False)
+        self.discount = discount
+        self.cost_rate = cost_rate
+        self.fusion_weight = fusion_weight
+        self.clock = clock
+
+    def immediate(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Expected revenue and cost of the present decision, each `(S, G)`."""
+        revenue = self.pscore.expected(states, self.grid)
+        if self.cost_rate is None:
+            return revenue, self.pscore.expected(states, self.grid, COST)
+        return revenue, (self.cost_rate * self.grid).expand_as(revenue)
+
+    def to_go(self, states: torch.Tensor, clock: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Utility-to-go and cost-to-go, each `(S, G, n)`, in money, the mean over the value networks."""
+        outputs = [value(states, clock, self.grid) for value in self.values]
+        utility = torch.stack([u * value.scale for (u, _), value in zip(outputs, self.values, strict=True)]).mean(0)
+        cost = torch.stack([c * value.cost_scale for (_, c), value in zip(outputs, self.values, strict=True)]).mean(0)
+        return utility, cost
+
+    def clock_of(self, history: History) -> torch.Tensor | None:
+        """Share of the episode that has passed at the pending events, `(S,)`."""
+        if self.clock is None:
+            return None
+        last = (history.lengths - 1)[:, None]
+        return history.numeric[..., self.clock].gather(1, last)[:, 0]
+
+    @torch.no_grad()
+    def tabulate(self, history: History) -> RewardTable:
+        """R and C of S states at every amount of the grid under every multiplier."""
+        states = self.pscore.state.pending(history)
+        return self.table(states, self.clock_of(history))
+
+    def table(self, states: torch.Tensor, clock: torch.Tensor | None) -> RewardTable:
+        """`tabulate` from states `(S, size)` that are at hand."""
+        revenue, cost = self.immediate(states)
+        reward = revenue
+        if self.fusion_weight:
+            reward = reward + self.fusion_weight * self.pscore.fused(states, self.grid)
+        shape = (*revenue.shape, len(self.multipliers))
+        reward, cost = reward[..., None].expand(shape), cost[..., None].expand(shape)
+        if len(self.values):
+            utility, later_cost = self.to_go(states, clock)
+            # Utility-to-go is revenue-to-go - multiplier * cost-to-go, so their sum below is revenue-to-go.
+            reward = reward + self.discount * (utility + self.multipliers * later_cost)
+            cost = cost + self.discount * later_cost
+        return RewardTable(reward, cost)
+
+    def at(self, table: RewardTable, amounts: torch.Tensor) -> RewardTable:
+        """Read a table at amounts `(S, n, m)`, linearly between the grid's; each result is `(S, n, m)`."""
+        amounts = amounts.to(self.grid.dtype)
+        right = torch.searchsorted(self.grid, amounts.contiguous()).clamp(1, len(self.grid) - 1)
+        low, high = self.grid[right - 1], self.grid[right]
+        share = ((amounts - low) / (high - low)).clamp(0, 1)
+        values = []
+        for entries in table:
+            by_multiplier = entries.transpose(1, 2)
+            left_value, right_value = by_multiplier.gather(2, right - 1), by_multiplier.gather(2, right)
+            values.append(torch.lerp(left_value, right_value, share))
+        return RewardTable(*values)

@@ -1,0 +1,135 @@
+"""P-Score: what one payment brings, objective by objective (paper, Section "Reward Model Training").
+
+Shapes: B decisions, G amounts of each, K objectives.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits, silu
+
+from goal.config import PolicyConfig
+from goal.log import FeatureScaling, History, Objective
+from goal.model.embedding import AmountFeatures
+from goal.reward.state import DecisionState
+
+REVENUE, COST = "revenue", "cost"
+FUSED = "fused"
+
+
+class AmountTower(nn.Module):
+    """Two-layer perceptron over a state and an amount; the state's part is computed once for all amounts."""
+
+    def __init__(self, state_size: int, amount: AmountFeatures, hidden: int, outputs: int) -> None:
+        super().__init__()
+        self.amount = amount
+        self.from_state = nn.Linear(state_size, hidden)
+        self.from_amount = nn.Linear(amount.size, hidden, bias=False)
+        self.hidden = nn.Linear(hidden, hidden)
+        self.output = nn.Linear(hidden, outputs)
+
+    def representation(self, states: torch.Tensor, amounts: torch.Tensor) -> torch.Tensor:
+        """States `(..., S)` and amounts `(..., G)` to `(..., G, hidden)`."""
+        mixed = silu(self.from_state(states)[..., None, :] + self.from_amount(self.amount(amounts)))
+        return silu(self.hidden(mixed))
+
+
+class PScore(nn.Module):
+    """One tower an objective on a shared state, and a perceptron that fuses them into one utility.
+
+    A binary objective is a probability, trained by binary cross-entropy. An amount is a hurdle: whether it is positive,
+    by cross-entropy, and its mean where it is, by the gamma deviance log mu + y / mu with a logarithmic link; that mean
+    is unbiased however heavy the tail. The fused utility regresses the sum of all objectives, each over its scale.
+    The weights of the losses are learned from their uncertainty: sum_k exp(-s_k) L_k + s_k (Kendall, Gal and Cipolla,
+    "Multi-task learning using uncertainty to weigh losses", 2018).
+
+    Args:
+        config: from `goal.reward.state.state_config`.
+        scaling: measured on the training rows.
+        objectives: the log's further objectives.
+        cost_tower: whether cost is learned (the schema has no rule for it).
+        clock: see `DecisionState`.
+    """
+
+    scales: torch.Tensor
+
+    def __init__(
+        self,
+        config: PolicyConfig,
+        scaling: FeatureScaling,
+        *,
+        objectives: tuple[Objective, ...] = (),
+        cost_tower: bool = False,
+        clock: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.state = DecisionState(config, scaling, clock=clock)
+        amount = AmountFeatures(scaling)
+        kinds = {REVENUE: "amount", **({COST: "amount"} if cost_tower else {})}
+        kinds |= {objective.name: objective.kind for objective in objectives}
+        self.kinds = kinds
+        self.positions = {name: index for index, name in enumerate(kinds)}
+        hidden = config.dimension
+        self.towers = nn.ModuleList(
+            AmountTower(self.state.size, amount, hidden, 1 if kind == "binary" else 2) for kind in kinds.values()
+        )
+        self.fusion = nn.Sequential(nn.Linear(hidden * len(kinds), hidden), nn.SiLU(), nn.Linear(hidden, 1))
+        self.log_variances = nn.Parameter(torch.zeros(len(kinds) + 1))
+        outcome_scale = dict(zip((REVENUE, *(o.name for o in objectives)), scaling.outcome_scale, strict=True))
+        scales = [
+            1.0 if kind == "binary" else outcome_scale.get(name, scaling.incentive_scale) for name, kind in kinds.items()
+        ]
+        self.register_buffer("scales", torch.tensor(scales, dtype=torch.float32), persistent=False)
+
+    def losses(
+        self, states: torch.Tensor, amounts: torch.Tensor, labels: dict[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """Return each objective's mean loss over the decisions.
+
+        Args:
+            states: `(B, S)` from `DecisionState`.
+            amounts: `(B,)` what was paid.
+            labels: `(B,)` what came of it, by objective, in its own unit.
+        """
+        representations, losses = [], {}
+        utility = torch.zeros_like(amounts)
+        for tower, scale, (name, kind) in zip(self.towers, self.scales, self.kinds.items(), strict=True):
+            representation = tower.representation(states, amounts[:, None])[:, 0]
+            representations.append(representation)
+            output, label = tower.output(representation), labels[name] / scale
+            occurred = (label > 0).to(output.dtype)
+            loss = binary_cross_entropy_with_logits(output[:, 0], occurred)
+            if kind == "amount":
+                # exp(-log_mean) * y stays finite: the link is bounded where the data are.
+                log_mean = output[:, 1].clamp(-15, 15)
+                loss = loss + (occurred * (log_mean + label * torch.exp(-log_mean))).mean()
+            losses[name] = loss
+            utility = utility + label
+        fused = self.fusion(torch.cat(representations, dim=-1))[:, 0]
+        losses[FUSED] = (fused - utility).square().mean()
+        return losses
+
+    def weigh(self, losses: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Weighted sum of the losses with learned weights."""
+        stacked = torch.stack(list(losses.values()))
+        return (torch.exp(-self.log_variances) * stacked + self.log_variances).sum()
+
+    def expected(self, states: torch.Tensor, amounts: torch.Tensor, name: str = REVENUE) -> torch.Tensor:
+        """Expected value `(B, G)` of an objective, in its own unit, at amounts `(B, G)` or `(G,)`."""
+        position = self.positions[name]
+        tower = self.towers[position]
+        output = tower.output(tower.representation(states, amounts))
+        probability = torch.sigmoid(output[..., 0])
+        if self.kinds[name] == "binary":
+            return probability
+        return probability * torch.exp(output[..., 1].clamp(-15, 15)) * self.scales[position]
+
+    def fused(self, states: torch.Tensor, amounts: torch.Tensor) -> torch.Tensor:
+        """The fused utility `(B, G)`: the expected sum of all objectives, each over its scale."""
+        representations = [tower.representation(states, amounts) for tower in self.towers]
+        return self.fusion(torch.cat(representations, dim=-1))[..., 0]
+
+    def predict(self, history: History, amounts: torch.Tensor, name: str = REVENUE) -> torch.Tensor:
+        """Expected value `(B, G)` of an objective for B windows at amounts `(B, G)` or `(G,)`."""
+        return self.expected(self.state.pending(history), amounts, name)

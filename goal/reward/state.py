@@ -1,0 +1,66 @@
+"""The state of a decision as the reward model sees it, for every event of a window at once.
+
+An event's state is what happened before it, summarised by the causal convolution, beside its own features. Nothing of
+the event's incentive or outcome enters, so one pass over a long window gives the state of each of its events: training
+reads whole stretches of a user's log instead of one window a decision.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import nn
+from torch.nn.functional import silu
+
+from goal.config import PolicyConfig
+from goal.log import FeatureScaling, History
+from goal.model.embedding import EventEmbedding
+from goal.model.encoder import CausalStates
+
+
+class DecisionState(nn.Module):
+    """States of the events of a window.
+
+    Args:
+        config: the policy's shape; features, convolution and width are taken from it.
+        scaling: measured on the training rows.
+        clock: numeric feature that only tells how much of an episode has passed. It is hidden here: what a user does is
+            taken to depend on their history and not on the calendar of the episode, so that states rarely seen late (or
+            early) in the log are still understood there. The value towers get it apart.
+    """
+
+    def __init__(self, config: PolicyConfig, scaling: FeatureScaling, *, clock: int | None) -> None:
+        super().__init__()
+        self.embedding = EventEmbedding(config, scaling)
+        self.causal = CausalStates(config)
+        self.empty = nn.Parameter(torch.zeros(config.dimension))
+        self.output = nn.Linear(2 * config.dimension, config.dimension)
+        self.clock = clock
+        self.size = config.dimension + config.numeric_features
+        """Width of a state."""
+        self.context = 1 + (config.kernel_size - 1) * sum(config.dilations) if config.convolution else 1
+        """Past events that reach a state."""
+
+    def forward(self, history: History) -> torch.Tensor:
+        """States `(B, L, size)`: position t holds the state of event t as if it were pending."""
+        numeric = history.numeric
+        if self.clock is not None:
+            numeric = numeric.clone()
+            numeric[..., self.clock] = torch.nan
+        features = self.embedding.state(numeric, history.categorical)
+        past = features + self.embedding.past(history.incentives, history.outcomes)
+        summary = self.causal(past)
+        before = torch.cat([self.empty.expand(len(history), 1, -1), summary[:, :-1]], dim=1)
+        mixed = silu(self.output(torch.cat([before, features], dim=-1)))
+        return torch.cat([mixed, self.embedding.state.scaled(numeric)], dim=-1)
+
+    def pending(self, history: History) -> torch.Tensor:
+        """States `(B, size)` of the pending events."""
+        last = (history.lengths - 1)[:, None, None].expand(-1, 1, self.size)
+        return self(history).gather(1, last)[:, 0]
+
+
+def state_config(config: PolicyConfig, dimension: int) -> PolicyConfig:
+    """Return the policy's config at another width."""
+    return dataclasses.replace(config, dimension=dimension, heads=1, convolution_activation="linear")

@@ -1,0 +1,59 @@
+"""What a payment does to everything that comes later: utility-to-go and cost-to-go under each multiplier.
+
+Utility is revenue - multiplier * cost. It is learned as one quantity because it is smooth where its two parts are not:
+when the best amount flips between two near-equals, revenue and cost jump but their Lagrangian does not (the envelope
+theorem), so the errors of one refit do not feed the next. docs/decisions.md has the measurements.
+
+Shapes: B decisions, G amounts of each, n multipliers.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from goal.log import FeatureScaling
+from goal.model.embedding import AmountFeatures
+from goal.reward.pscore import AmountTower
+
+
+class LongHorizonValue(nn.Module):
+    """Discounted sums from the next event on, for every multiplier of the candidate set at once.
+
+    Args:
+        state_size: width of a decision's state.
+        scaling: measured on the training rows.
+        multipliers: the candidate set, ascending.
+        hidden: width of the towers.
+        clock: whether the share of the episode that has passed is an input.
+    """
+
+    scale: torch.Tensor
+    cost_scale: torch.Tensor
+
+    def __init__(
+        self, state_size: int, scaling: FeatureScaling, *, multipliers: tuple[float, ...], hidden: int, clock: bool
+    ) -> None:
+        super().__init__()
+        self.clock = clock
+        self.tower = AmountTower(state_size + clock, AmountFeatures(scaling), hidden, len(multipliers))
+        self.cost = nn.Linear(hidden, len(multipliers))
+        self.register_buffer("scale", torch.ones(len(multipliers)))
+        self.register_buffer("cost_scale", torch.ones(()))
+
+    def forward(
+        self, states: torch.Tensor, clock: torch.Tensor | None, amounts: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Utility-to-go and cost-to-go, each `(B, G, n)` over its scale.
+
+        Args:
+            states: `(B, S)`.
+            clock: `(B,)` share of the episode that has passed, or None without a clock.
+            amounts: `(B, G)` or `(G,)`.
+        """
+        if self.clock:
+            assert clock is not None
+            states = torch.cat([states, (2 * clock - 1)[:, None]], dim=-1)
+        representation = self.tower.representation(states, amounts)
+        # Cost-to-go jumps where utility is smooth; it reads the tower without pulling at it.
+        return self.tower.output(representation), self.cost(representation.detach())

@@ -1,0 +1,277 @@
+"""Incentive amounts as short token sequences (paper, Section "Incentive Vocabulary Construction", Algorithm 1).
+
+Ids: PAD 0, SOS 1, EOS 2, then the values of the vocabulary from large to small. Amount 0 is EOS at once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from goal.errors import ConfigurationError
+from goal_kernels.vocabulary import build_vocabulary, decode, encode
+
+PAD, SOS, EOS = 0, 1, 2
+SPECIAL_TOKENS = 3
+FILE_NAME = "vocabulary.json"
+FORMAT = 1
+CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class FitStatistics:
+    """What a vocabulary does to the amounts it was fitted on. Errors leave out zeros, lengths do not; neither counts EOS."""
+
+    size: int
+    """Values in the vocabulary, special tokens not counted."""
+    amounts: int
+    zeros: int
+    mean_length: float
+    worst_length: int
+    length_counts: tuple[int, ...]
+    """How many amounts have 0, 1, 2, ... tokens."""
+    worst_error: float
+    """Largest difference between an amount and its decoding, in the incentive's unit; below min_unit."""
+    worst_relative_error: float
+    """Largest difference as a share of the amount; 1 where an amount is below min_unit."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.size} values; length mean {self.mean_length:.3f}, worst {self.worst_length}; "
+            f"worst error {self.worst_error:.6g}, relative {self.worst_relative_error:.3g}; "
+            f"{self.amounts} amounts, {self.zeros} of them 0"
+        )
+
+
+class IncentiveTokenizer:
+    """A vocabulary of incentive values with its special tokens.
+
+    Args:
+        values: descending positive values; the last one is the smallest amount that can be told from 0.
+        max_length: most value tokens in a sequence, SOS and EOS not counted.
+        statistics: what `fit` measured, kept with the vocabulary.
+
+    Example:
+        >>> tokenizer = IncentiveTokenizer([5.0, 2.0, 1.0], max_length=4)
+        >>> tokenizer.encode([0.0, 8.0]).tolist()
+        [[1, 2, 0, 0, 0], [1, 3, 4, 5, 2]]
+        >>> tokenizer.decode(tokenizer.encode([0.0, 8.0])).tolist()
+        [0.0, 8.0]
+    """
+
+    def __init__(
+        self, values: Sequence[float] | np.ndarray, *, max_length: int = 16, statistics: FitStatistics | None = None
+    ) -> None:
+        try:
+            self._values = np.array(values, dtype=np.float64)
+            encode(np.zeros(0), self._values, max_length=max_length)
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(str(error)) from error
+        self._values.setflags(write=False)
+        self._token_values = np.concatenate([np.zeros(SPECIAL_TOKENS), self._values])
+        self._token_values.setflags(write=False)
+        self._max_length = max_length
+        self.statistics = statistics
+
+    @classmethod
+    def fit(
+        cls,
+        amounts: Any,
+        *,
+        q_start: float = 0.9999,
+        q_end: float = 0.9,
+        decay: float = 0.99,
+        relative_error: float = 1e-3,
+        min_unit: float = 1.0,
+        max_tokens: int = 512,
+        max_length: int = 16,
+        method: Literal["paper"] = "paper",
+    ) -> IncentiveTokenizer:
+        """Builds the vocabulary of ``amounts`` and measures it; see `goal_kernels.build_vocabulary` for the options.
+
+        Raises:
+            ConfigurationError: bad amounts or options, or an amount that needs more than ``max_length`` tokens.
+        """
+        if method != "paper":
+            raise ConfigurationError(f'method is {method!r}, expected "paper"')
+        array = _as_amounts(amounts)
+        try:
+            values = build_vocabulary(
+                array,
+                q_start=q_start,
+                q_end=q_end,
+                decay=decay,
+                relative_error=relative_error,
+                min_unit=min_unit,
+                max_tokens=max_tokens,
+            )
+            statistics = measure(array, values, max_length=max_length)
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(f"cannot fit a vocabulary: {error}") from error
+        return cls(values, max_length=max_length, statistics=statistics)
+
+    @property
+    def values(self) -> np.ndarray:
+        """Values of the value tokens, `(size - 3,)` float64, descending, read-only."""
+        return self._values
+
+    @property
+    def token_values(self) -> np.ndarray:
+        """Value of every id, `(size,)` float64, 0 for PAD, SOS and EOS, read-only."""
+        return self._token_values
+
+    @property
+    def size(self) -> int:
+        """Number of ids, special tokens included (V)."""
+        return len(self._token_values)
+
+    @property
+    def max_length(self) -> int:
+        """Most value tokens in a sequence; with SOS and EOS a sequence has up to ``max_length + 2`` ids."""
+        return self._max_length
+
+    @property
+    def min_unit(self) -> float:
+        """Smallest value."""
+        return float(self._values[-1])
+
+    def encode(self, amounts: Any, *, width: int | None = None) -> torch.Tensor:
+        """Ids of ``amounts`` `(N,)`: `(N, T)` int64, each row SOS, the value tokens, EOS, then PAD.
+
+        ``T`` is what the longest of these amounts needs, or ``width``.
+
+        Raises:
+            ConfigurationError: a bad amount, one that needs more than `max_length` tokens, or ``width`` too small.
+        """
+        try:
+            tokens, lengths = encode(_as_amounts(amounts), self._values, max_length=self._max_length)
+        except ValueError as error:
+            raise ConfigurationError(str(error)) from error
+        longest = int(lengths.max(initial=0))
+        if width is not None and width < longest + 2:
+            raise ConfigurationError(f"width is {width}, but these amounts need {longest + 2} ids with SOS and EOS")
+        columns = longest + 2 if width is None else width
+        ids = torch.zeros((len(lengths), columns), dtype=torch.int64)
+        ids[:, 0] = SOS
+        used = torch.from_numpy(tokens[:, :longest])
+        ids[:, 1 : 1 + longest] = torch.where(used >= 0, used + SPECIAL_TOKENS, PAD)
+        ids[torch.arange(len(lengths)), torch.from_numpy(lengths).long() + 1] = EOS
+        return ids
+
+    def decode(self, ids: Any) -> torch.Tensor:
+        """Amounts `(...)` float64 of ids `(..., T)` int64: the sum of the values before the first EOS.
+
+        Raises:
+            ConfigurationError: ids of another type, or outside 0 to ``size - 1``.
+        """
+        given = torch.as_tensor(ids)
+        if given.dtype not in (torch.int32, torch.int64) or given.ndim < 1:
+            raise ConfigurationError(
+                f"ids has dtype {given.dtype} and shape {tuple(given.shape)}, expected int64 of shape (..., T)"
+            )
+        flat = given.detach().cpu().reshape(given.shape[:-1].numel(), given.shape[-1])
+        outside = (flat < 0) | (flat >= self.size)
+        if outside.any():
+            raise ConfigurationError(f"ids holds {int(flat[outside][0])}, expected 0 to {self.size - 1}")
+        ended = (flat == EOS).cumsum(dim=1) > 0
+        tokens = torch.where(ended | (flat < SPECIAL_TOKENS), -1, flat - SPECIAL_TOKENS)
+        amounts = torch.from_numpy(decode(tokens.numpy(), self._values))
+        return amounts.reshape(given.shape[:-1]).to(given.device)
+
+    def save(self, directory: str | Path) -> Path:
+        """Writes ``directory``/vocabulary.json and returns its path."""
+        path = Path(directory) / FILE_NAME
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = {
+            "format": FORMAT,
+            "values": self._values.tolist(),
+            "max_length": self._max_length,
+            "statistics": None if self.statistics is None else asdict(self.statistics),
+        }
+        temporary = path.with_suffix(".json.tmp")
+        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        temporary.replace(path)
+        return path
+
+    @classmethod
+    def load(cls, directory: str | Path) -> IncentiveTokenizer:
+        """Reads what `save` wrote.
+
+        Raises:
+            ConfigurationError: the file is missing or is not a vocabulary.
+        """
+        path = Path(directory) / FILE_NAME
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            if content["format"] != FORMAT:
+                raise ConfigurationError(f"{path} has format {content['format']}, this version reads {FORMAT}")
+            given = content["statistics"]
+            statistics = None
+            if given is not None:
+                statistics = FitStatistics(**{**given, "length_counts": tuple(given["length_counts"])})
+            return cls(content["values"], max_length=content["max_length"], statistics=statistics)
+        except OSError as error:
+            raise ConfigurationError(f"cannot read a vocabulary from {path}: {error}") from error
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise ConfigurationError(f"{path} is not a vocabulary file ({error!r}): save it again") from error
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, IncentiveTokenizer):
+            return NotImplemented
+        return self._max_length == other._max_length and np.array_equal(self._values, other._values)
+
+    def __hash__(self) -> int:
+        return hash((self._max_length, self._values.tobytes()))
+
+    def __repr__(self) -> str:
+        values = self._values
+        return f"IncentiveTokenizer({len(values)} values, {values[0]:g} to {values[-1]:g}, max_length={self._max_length})"
+
+
+def measure(amounts: Any, values: np.ndarray, *, max_length: int) -> FitStatistics:
+    """Lengths and errors of ``amounts`` `(N,)` under the vocabulary ``values``, a chunk at a time.
+
+    Raises:
+        ValueError: an amount is bad or needs more than ``max_length`` tokens.
+    """
+    array = _as_amounts(amounts)
+    length_counts = np.zeros(max_length + 1, dtype=np.int64)
+    zeros = 0
+    worst_error = worst_relative_error = 0.0
+    for begin in range(0, len(array), CHUNK):
+        chunk = array[begin : begin + CHUNK]
+        tokens, lengths = encode(chunk, values, max_length=max_length)
+        length_counts += np.bincount(lengths, minlength=max_length + 1)
+        positive = chunk > 0
+        zeros += len(chunk) - int(positive.sum())
+        exact = chunk[positive].astype(np.float64)
+        error = np.abs(exact - decode(tokens[positive], values))
+        if chunk.dtype == np.float32:
+            # Decoding gives the multiple that a float32 amount stands for; their difference is float32's, not ours.
+            error[error <= np.spacing(chunk[positive]) / 2] = 0.0
+        worst_error = max(worst_error, float(error.max(initial=0.0)))
+        worst_relative_error = max(worst_relative_error, float((error / exact).max(initial=0.0)))
+    worst_length = int(np.flatnonzero(length_counts).max(initial=0))
+    total = int(length_counts.sum())
+    return FitStatistics(
+        size=len(values),
+        amounts=total,
+        zeros=zeros,
+        mean_length=float(length_counts @ np.arange(max_length + 1)) / max(total, 1),
+        worst_length=worst_length,
+        length_counts=tuple(int(count) for count in length_counts[: worst_length + 1]),
+        worst_error=worst_error,
+        worst_relative_error=worst_relative_error,
+    )
+
+
+def _as_amounts(amounts: Any) -> np.ndarray:
+    if isinstance(amounts, torch.Tensor):
+        amounts = amounts.detach().cpu().numpy()
+    return np.asarray(amounts, dtype=np.float64) if isinstance(amounts, (list, tuple)) else np.asarray(amounts)

@@ -1,0 +1,217 @@
+"""The one optimisation loop: every stage says what its losses are, the loop does the rest.
+
+A run that is killed at any moment and started again continues from its latest checkpoint and, on the CPU, ends with the
+same weights: the checkpoint holds parameters, buffers, optimiser, schedule position and every generator.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from goal.config import LoopConfig
+from goal.errors import ConfigurationError
+
+Metrics = dict[str, float]
+
+
+class Stage(Protocol):
+    """What the loop needs to know of a stage."""
+
+    name: str
+    module: nn.Module
+    """Everything that a checkpoint must hold; what requires a gradient is optimised."""
+
+    def losses(self, generator: torch.Generator) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
+        """Yield the losses of one step; the loop takes one optimiser step for each before asking for the next.
+
+        ``generator`` (on the CPU) is the only source of randomness. Metrics are scalar tensors.
+        """
+        ...
+
+    def after_step(self) -> None:
+        """Called after the optimiser steps of one step, e.g. to move a target network."""
+        ...
+
+
+class MetricsFile:
+    """Appends one JSON object a line; what a killed run wrote past its checkpoint is taken back."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, stage: str, step: int, values: Metrics) -> None:
+        """Write one line."""
+        with self.path.open("a") as file:
+            file.write(json.dumps({"stage": stage, "step": step, **values}) + "\n")
+
+    def rewind(self, stage: str, step: int) -> None:
+        """Drop the lines of ``stage`` from ``step`` on."""
+        lines = self.read()
+        kept = [line for line in lines if not (line["stage"] == stage and line["step"] >= step)]
+        if len(kept) < len(lines):
+            write_atomically(self.path, "".join(json.dumps(line) + "\n" for line in kept).encode())
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return every complete line."""
+        if not self.path.is_file():
+            return []
+        lines = []
+        for text in self.path.read_text().splitlines():
+            try:
+                lines.append(json.loads(text))
+            except json.JSONDecodeError:  # the last line of a run killed while writing it
+                continue
+        return lines
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that a reader sees the old content or the new one, never half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def learning_rate_factor(step: int, config: LoopConfig) -> float:
+    """Linear warm-up, then a cosine to `final_learning_rate`; a factor on `learning_rate`."""
+    if step < config.warmup_steps:
+        return (step + 1) / config.warmup_steps
+    progress = (step - config.warmup_steps) / max(1, config.steps - config.warmup_steps)
+    floor = config.final_learning_rate / config.learning_rate
+    return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+
+
+class Loop:
+    """Runs a stage for ``config.steps`` steps.
+
+    Args:
+        config: the settings.
+        folder: where the checkpoint lies; None keeps none.
+        metrics: where metrics go; None drops them.
+        seed: of the stage's generator.
+        progress: show a progress bar.
+    """
+
+    def __init__(
+        self,
+        config: LoopConfig,
+        *,
+        folder: Path | None = None,
+        metrics: MetricsFile | None = None,
+        seed: int = 0,
+        progress: bool = False,
+    ) -> None:
+        self.config = config
+        self.folder = folder
+        self.metrics = metrics
+        self.seed = seed
+        self.progress = progress
+
+    def run(self, stage: Stage) -> None:
+        """Train ``stage.module`` in place.
+
+        Raises:
+            ConfigurationError: the checkpoint in the folder belongs to other settings.
+            FloatingPointError: the loss is not finite; the message names stage and step.
+        """
+        parameters = [parameter for parameter in stage.module.parameters() if parameter.requires_grad]
+        optimiser = torch.optim.AdamW(
+            parameters, lr=self.config.learning_rate, betas=(0.9, 0.99), weight_decay=self.config.weight_decay,
+            foreach=True,
+        )  # fmt: skip
+        generator = torch.Generator().manual_seed(self.seed)
+        start = self._resume(stage, optimiser, generator)
+        if self.metrics is not None:
+            self.metrics.rewind(stage.name, start)
+        saved = time.monotonic()
+        device = parameters[0].device
+        for step in self._steps(stage.name, start):
+            factor = learning_rate_factor(step, self.config)
+            for group in optimiser.param_groups:
+                group["lr"] = self.config.learning_rate * factor
+            began = time.monotonic()
+            values: dict[str, torch.Tensor] = {}
+            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.config.amp and device.type == "cuda"):
+                for loss, named in stage.losses(generator):
+                    optimiser.zero_grad(set_to_none=True)
+                    loss.backward()
+                    norm = nn.utils.clip_grad_norm_(parameters, self.config.gradient_clip)
+                    optimiser.step()
+                    values = {"loss": loss.detach(), **named, "gradient_norm": norm}
+            stage.after_step()
+            last = step + 1 == self.config.steps
+            if step % self.config.log_every == 0 or last:
+                self._log(stage.name, step, values, self.config.learning_rate * factor, time.monotonic() - began)
+            if last or time.monotonic() - saved > self.config.checkpoint_seconds:
+                self._save(stage, optimiser, generator, step + 1)
+                saved = time.monotonic()
+
+    def _steps(self, name: str, start: int) -> Iterator[int]:
+        steps = range(start, self.config.steps)
+        if not self.progress:
+            yield from steps
+            return
+        from tqdm import tqdm
+
+        yield from tqdm(steps, desc=name, initial=start, total=self.config.steps, leave=False)
+
+    def _log(self, name: str, step: int, values: dict[str, torch.Tensor], rate: float, seconds: float) -> None:
+        numbers = {key: float(value) for key, value in values.items()}
+        if not math.isfinite(numbers["loss"]):
+            raise FloatingPointError(
+                f"{name}, step {step}: loss is {numbers['loss']}; lower learning_rate, or look for extreme values in the log"
+            )
+        if self.metrics is not None:
+            self.metrics.append(name, step, {**numbers, "learning_rate": rate, "step_seconds": round(seconds, 4)})
+
+    def _path(self, stage: Stage) -> Path | None:
+        return None if self.folder is None else self.folder / f"{stage.name}.checkpoint"
+
+    def _save(self, stage: Stage, optimiser: torch.optim.Optimizer, generator: torch.Generator, step: int) -> None:
+        path = self._path(stage)
+        if path is None:
+            return
+        buffer = io.BytesIO()
+        torch.save(
+            {
+                "config": repr(self.config),
+                "seed": self.seed,
+                "step": step,
+                "module": stage.module.state_dict(),
+                "optimiser": optimiser.state_dict(),
+                "generator": generator.get_state(),
+                "global_generator": torch.get_rng_state(),
+            },
+            buffer,
+        )
+        write_atomically(path, buffer.getvalue())
+
+    def _resume(self, stage: Stage, optimiser: torch.optim.Optimizer, generator: torch.Generator) -> int:
+        path = self._path(stage)
+        if path is None or not path.is_file():
+            torch.manual_seed(self.seed)
+            return 0
+        state = torch.load(path, weights_only=True, map_location="cpu")
+        if state["config"] != repr(self.config) or state["seed"] != self.seed:
+            raise ConfigurationError(
+                f"{path}: written by other settings ({state['config']}, seed {state['seed']}); delete it or choose "
+                f"another folder"
+            )
+        stage.module.load_state_dict(state["module"])
+        optimiser.load_state_dict(state["optimiser"])
+        generator.set_state(state["generator"])
+        torch.set_rng_state(state["global_generator"])
+        return state["step"]

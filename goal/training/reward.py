@@ -1,0 +1,213 @@
+"""Training of the reward model: the P-Score, then utility-to-go by fitted Q iteration.
+
+Everything is read from the training rows of the log; no simulator is asked.
+
+Shapes: B decisions, G amounts of the grid, n multipliers.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import nn
+
+from goal.config import RewardConfig
+from goal.log import History, InteractionLog, Windows
+from goal.reward import LongHorizonValue, PScore, RewardModel
+from goal.reward.pscore import COST, REVENUE
+
+SEGMENT = 64
+"""Decisions learned from in one stretch of a user's log."""
+
+
+class Segments:
+    """Stretches of the log in which every training row occurs once, each with the events before it that it needs.
+
+    Args:
+        log: the log.
+        rows: training rows, ascending.
+        context: past events that reach a state.
+    """
+
+    def __init__(self, log: InteractionLog, rows: np.ndarray, *, context: int) -> None:
+        user = log.user_index[rows]
+        first_of_run = np.flatnonzero(np.r_[True, (np.diff(rows) != 1) | (np.diff(user) != 0)])
+        run = np.repeat(first_of_run, np.diff(np.r_[first_of_run, len(rows)]))
+        place = np.arange(len(rows)) - run
+        is_end = np.r_[(place[1:] % SEGMENT == 0), True]
+        ends = np.flatnonzero(is_end)
+        self.counts = torch.from_numpy(np.diff(np.r_[-1, ends]))
+        """Decisions of each segment: its last `counts` events."""
+        self.windows = Windows(log, rows[ends], length=context + SEGMENT)
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def batch(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, History]:
+        """Return `(P,)` flat positions of the decisions in the windows, their `(P,)` rows of the log, and the windows."""
+        history = self.windows.batch(indices)
+        place = torch.arange(history.window)
+        lengths = history.lengths[:, None]
+        inside = (place < lengths) & (place >= lengths - self.counts[indices][:, None])
+        rows = torch.from_numpy(self.windows.rows)[indices][:, None] - lengths + 1 + place
+        return inside.flatten().nonzero()[:, 0], rows[inside], history
+
+
+def labels_of(log: InteractionLog, rows: torch.Tensor, pscore: PScore) -> dict[str, torch.Tensor]:
+    """Outcomes `(B,)` of rows by objective, in their own units."""
+    index = rows.numpy()
+    columns = {REVENUE: log.revenue[index], COST: log.cost[index]}
+    for k, objective in enumerate(log.schema.objectives):
+        columns[objective.name] = log.objectives[index, k]
+    return {name: torch.from_numpy(columns[name]).to(torch.float32) for name in pscore.kinds}
+
+
+class PScoreStage:
+    """Fits the P-Score to the training rows."""
+
+    name = "pscore"
+
+    def __init__(self, pscore: PScore, log: InteractionLog, rows: np.ndarray, config: RewardConfig) -> None:
+        self.module = pscore.train()
+        self.pscore = pscore
+        self.log = log
+        self.config = config
+        self.segments = Segments(log, rows, context=pscore.state.context)
+        per_segment = len(rows) / len(self.segments)
+        self.segments_per_batch = max(1, round(config.pscore.batch_size / per_segment))
+
+    def after_step(self) -> None:
+        """Nothing follows a step."""
+
+    def losses(self, generator: torch.Generator) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
+        """One batch of segments, one loss."""
+        device = self.pscore.scales.device
+        indices = torch.randint(len(self.segments), (self.segments_per_batch,), generator=generator)
+        positions, rows, history = self.segments.batch(indices)
+        states = self.pscore.state(history.to(device)).flatten(0, 1)[positions.to(device)]
+        amounts = torch.from_numpy(self.log.incentives[rows.numpy()]).to(device, torch.float32)
+        labels = {name: label.to(device) for name, label in labels_of(self.log, rows, self.pscore).items()}
+        losses = self.pscore.losses(states, amounts, labels)
+        yield self.pscore.weigh(losses), {f"loss_{name}": value.detach() for name, value in losses.items()}
+
+
+@torch.no_grad()
+def encode_states(pscore: PScore, log: InteractionLog, rows: np.ndarray) -> torch.Tensor:
+    """States `(len(rows), S)` of training rows, by whole stretches of the log."""
+    segments = Segments(log, rows, context=pscore.state.context)
+    states = torch.empty(len(rows), pscore.state.size)
+    place_of_row = torch.full((log.events,), -1, dtype=torch.int64)
+    place_of_row[torch.from_numpy(rows)] = torch.arange(len(rows))
+    device = pscore.scales.device
+    for indices in torch.arange(len(segments)).split(512):
+        positions, found, history = segments.batch(indices)
+        encoded = pscore.state(history.to(device)).flatten(0, 1)[positions.to(device)]
+        states[place_of_row[found]] = encoded.cpu()
+    return states
+
+
+class ValueStage:
+    """Fitted Q iteration over every multiplier at once.
+
+    For a logged decision with next event s', the target of utility-to-go under multiplier lambda is
+    max_a r(s', a) - lambda * c(s', a) + discount * utility-to-go(s', a), with r and c of the P-Score: the noise of a
+    single response is averaged out once, there, and never enters the recursion. The greedy policy over amounts is what
+    an exact SCPO update converges to, so this is its policy iteration without waiting for each policy.
+
+    With a clock, each decision is moved to a random step of the episode and the last step ends it: dynamics do not
+    depend on the clock (see `DecisionState`), so a state that the log meets only early also teaches what it is worth
+    late. Without a horizon the log's last event of a user has no successor and is left out: the sum bootstraps.
+
+    Args:
+        reward: holds the frozen P-Score and the value networks to train.
+        log: the log.
+        rows: training rows, ascending.
+        config: the settings.
+        horizon: steps of an episode, or None.
+    """
+
+    name = "value"
+
+    def __init__(
+        self, reward: RewardModel, log: InteractionLog, rows: np.ndarray, config: RewardConfig, *, horizon: int | None
+    ) -> None:
+        self.reward = reward
+        self.config = config
+        self.horizon = horizon
+        values: list[LongHorizonValue] = list(reward.values)  # pyright: ignore[reportAssignmentType]
+        self.values = values
+        reward.pscore.requires_grad_(False).eval()
+        successors = Windows(log, rows, length=1).successors().index
+        keep = np.flatnonzero(successors >= 0)
+        states = encode_states(reward.pscore, log, rows)
+        self.states = states[keep]
+        self.amounts = torch.from_numpy(log.incentives[rows[keep]]).to(torch.float32)
+        self.next_states = states[successors[keep]]
+        self._set_scales()
+        targets = copy.deepcopy(reward.values).requires_grad_(False)
+        self.targets: list[LongHorizonValue] = list(targets)  # pyright: ignore[reportAssignmentType]
+        self.module = nn.ModuleDict({"values": reward.values, "targets": targets})
+
+    @torch.no_grad()
+    def _set_scales(self) -> None:
+        sample = self.next_states[:: max(1, len(self.next_states) // 10_000)].to(self.reward.grid.device)
+        revenue, cost = self.reward.immediate(sample)
+        best = (revenue[..., None] - self.reward.multipliers * cost[..., None]).amax(dim=1)
+        steps = 1 / (1 - self.config.discount)
+        steps = 0.5 * (steps if self.horizon is None else min(steps, self.horizon))
+        for value in self.values:
+            value.scale.copy_(best.abs().mean(dim=0).clamp(min=1e-6) * steps)
+            value.cost_scale.copy_(cost.amax(dim=1).mean().clamp(min=1e-6) * steps)
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        """Move the target networks (Polyak averaging)."""
+        pairs = zip(self.targets, self.values, strict=True)
+        for target, value in pairs:
+            torch._foreach_lerp_(list(target.parameters()), list(value.parameters()), self.config.target_rate)
+
+    def losses(self, generator: torch.Generator) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
+        """One batch for all value networks, one loss."""
+        size, reward = self.config.value.batch_size, self.reward
+        device = reward.grid.device
+        indices = torch.randint(len(self.states), (size,), generator=generator)
+        clock = next_clock = None
+        going_on = torch.ones(size)
+        if reward.clock is not None and self.horizon is not None:
+            step = torch.randint(self.horizon, (size,), generator=generator)
+            clock = (step / self.horizon).to(device)
+            next_clock = ((step + 1) / self.horizon).to(device)
+            going_on = (step + 1 < self.horizon).to(torch.float32)
+        states, next_states = self.states[indices].to(device), self.next_states[indices].to(device)
+        amounts = self.amounts[indices, None].to(device)
+        utility, cost = self.target(next_states, next_clock, going_on.to(device))
+        loss = torch.zeros((), device=device)
+        for value in self.values:
+            utility_to_go, cost_to_go = value(states, clock, amounts)
+            utility_error = (utility_to_go[:, 0] - utility / value.scale).square().mean()
+            cost_error = (cost_to_go[:, 0] - cost / value.cost_scale).square().mean()
+            loss = loss + 1000 * (utility_error + cost_error)
+        metrics = {"utility_to_go": utility[:, 0].mean(), "utility_to_go_strict": utility[:, -1].mean()}
+        yield loss, {**metrics, "cost_to_go": cost[:, 0].mean()}
+
+    @torch.no_grad()
+    def target(
+        self, states: torch.Tensor, clock: torch.Tensor | None, going_on: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Utility and cost from the next event on under the greedy policy, each `(B, n)`, in money."""
+        reward = self.reward
+        revenue, cost = reward.immediate(states)
+        later_utility, later_cost = self._target_to_go(states, clock)
+        utility = revenue[..., None] - reward.multipliers * cost[..., None] + reward.discount * later_utility
+        best, at = utility.max(dim=1, keepdim=True)
+        total_cost = (cost[..., None] + reward.discount * later_cost).gather(1, at)
+        return best[:, 0] * going_on[:, None], total_cost[:, 0] * going_on[:, None]
+
+    def _target_to_go(self, states: torch.Tensor, clock: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        outputs = [target(states, clock, self.reward.grid) for target in self.targets]
+        utility = torch.stack([u * value.scale for (u, _), value in zip(outputs, self.targets, strict=True)]).mean(0)
+        cost = torch.stack([c * value.cost_scale for (_, c), value in zip(outputs, self.targets, strict=True)]).mean(0)
+        return utility, cost

@@ -1,0 +1,167 @@
+"""Safe constrained policy optimisation (paper, Section "SCPO" and Algorithm 3).
+
+Shapes: S states, n multipliers, m candidates, T tokens, V vocabulary; G = S * n * m sequences.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+
+from goal.config import ScpoConfig
+from goal.log import History
+from goal.model import Policy
+from goal.reward import RewardModel
+from goal.tokenizer import SOS
+from goal.training.states import StateSampler
+from goal_kernels import group_advantage, scpo_loss
+
+
+class Rollout(NamedTuple):
+    """Candidates of one batch of states with all that the updates need."""
+
+    history: History
+    inputs: torch.Tensor
+    """`(S * n, m, T)` ids from SOS on."""
+    targets: torch.Tensor
+    """`(S * n, m, T)` ids up to EOS."""
+    lengths: torch.Tensor
+    """`(S * n, m)`, EOS counted."""
+    old_log_probs: torch.Tensor
+    """`(S * n, m, T)`."""
+    reference_logits: torch.Tensor
+    """`(S * n, m, T, V)`."""
+    advantages: torch.Tensor
+    """`(S * n, m)`."""
+    metrics: dict[str, torch.Tensor]
+
+
+class Scpo:
+    """The stage: samples candidates, scores them with the reward model, updates the policy against its frozen start.
+
+    Args:
+        policy: trained in place; its weights at this moment are the reference.
+        reward: gives R and C; frozen.
+        states: draws the states.
+        config: the settings.
+    """
+
+    name = "scpo"
+
+    def __init__(self, policy: Policy, reward: RewardModel, states: StateSampler, config: ScpoConfig) -> None:
+        self.reference = copy.deepcopy(policy).requires_grad_(False).eval()
+        # Dropout stays off: a ratio between two different masks would not be one between policies.
+        self.policy = policy.eval()
+        self.module = policy
+        self.reward = reward.requires_grad_(False).eval()
+        self.states = states
+        self.config = config
+        self.multipliers = reward.multipliers
+
+    def after_step(self) -> None:
+        """Nothing follows a step."""
+
+    def losses(self, generator: torch.Generator) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
+        """One rollout, then a loss for each update on it."""
+        rollout = self.rollout(self.states.draw(self.config.loop.batch_size, generator), generator)
+        for _ in range(self.config.updates_per_rollout):
+            yield self.loss(rollout)
+
+    def _logits(self, policy: Policy, history: History, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits `(S * n, m, T, V)`; the convolution runs once a state, not once a multiplier."""
+        count = len(self.multipliers)
+        states = policy.causal_states(history).repeat_interleave(count, dim=0)
+        lengths = history.lengths.repeat_interleave(count)
+        memory = policy.remember(states, lengths, self.multipliers.repeat(len(history)))
+        return policy.score(memory, tokens)
+
+    @torch.no_grad()
+    def rollout(self, history: History, generator: torch.Generator) -> Rollout:
+        """Sample m candidates for every (state, multiplier) and compute their advantages (Eqs. of r_lambda and A)."""
+        config, count = self.config, len(self.multipliers)
+        states = len(history)
+        shared = config.rollout == "shared"
+        if shared:
+            # mu, the mixture over the multipliers: each candidate's multiplier is drawn afresh.
+            chosen = torch.randint(count, (states, config.group_size), generator=generator).to(history.device)
+            generated = self.policy.generate(
+                history.repeat_interleave(config.group_size), self.multipliers[chosen.flatten()],
+                samples=1, greedy=False, generator=self._device_generator(generator),
+            )  # fmt: skip
+            tokens = generated.tokens[:, 0].unflatten(0, (states, config.group_size))
+            tokens = tokens.repeat_interleave(count, dim=0)
+            amounts = generated.amounts[:, 0].unflatten(0, (states, 1, config.group_size)).expand(-1, count, -1)
+            lengths = generated.lengths[:, 0].unflatten(0, (states, config.group_size)).repeat_interleave(count, dim=0)
+        else:
+            generated = self.policy.generate(
+                history.repeat_interleave(count), self.multipliers.repeat(states),
+                samples=config.group_size, greedy=False, generator=self._device_generator(generator),
+            )  # fmt: skip
+            tokens, lengths = generated.tokens, generated.lengths
+            amounts = generated.amounts.unflatten(0, (states, count))
+        if self.policy.single_step:
+            # What follows the first token has one choice: it adds nothing to ratio, KL or gradient.
+            tokens, lengths = tokens[..., :1], lengths.clamp(max=1)
+        inputs = torch.cat([torch.full_like(tokens[..., :1], SOS), tokens[..., :-1]], dim=-1)
+        logits = self._logits(self.policy, history, inputs)
+        old = logits.float().log_softmax(dim=-1).gather(-1, tokens[..., None])[..., 0]
+        table = self.reward.tabulate(history)
+        value = self.reward.at(table, amounts)
+        advantages = group_advantage(
+            value.reward, value.cost, self.multipliers, eps=config.advantage_epsilon, std_floor=config.std_floor
+        )
+        metrics = self._describe(advantages, amounts, value.reward - self.multipliers[:, None] * value.cost)
+        if shared:
+            inside = torch.arange(tokens.shape[-1], device=tokens.device) < lengths[..., None]
+            log_pi = old.where(inside, 0).sum(dim=-1).unflatten(0, (states, count))
+            log_mu = log_pi.logsumexp(dim=1, keepdim=True) - torch.tensor(float(count)).log()
+            advantages = advantages * (log_pi - log_mu).exp().clamp(max=config.importance_cap)
+        return Rollout(
+            history, inputs, tokens, lengths, old, self._logits(self.reference, history, inputs),
+            advantages.flatten(0, 1), metrics,
+        )  # fmt: skip
+
+    def loss(self, rollout: Rollout) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """The clipped surrogate with KL (paper, Eq. of L_SCPO) of a rollout under the present weights."""
+        config = self.config
+        logits = self._logits(self.policy, rollout.history, rollout.inputs)
+        result = scpo_loss(
+            logits.flatten(0, 1),
+            rollout.reference_logits.flatten(0, 1),
+            rollout.targets.flatten(0, 1),
+            rollout.old_log_probs.flatten(0, 1),
+            rollout.lengths.flatten(),
+            rollout.advantages.flatten(),
+            clip_low=config.clip_low,
+            clip_high=config.clip_high,
+            kl_weight=config.kl_weight,
+            kl=config.kl,
+            ratio=config.ratio,
+        )
+        metrics = {
+            "kl": result.kl.detach(),
+            "clip_fraction": result.clip_fraction.detach(),
+            "entropy": result.entropy.detach(),
+            "ratio_max": result.ratio_max.detach(),
+            "ratio_min": result.ratio_min.detach(),
+        }
+        return result.loss, {**rollout.metrics, **metrics}
+
+    def _describe(
+        self, advantages: torch.Tensor, amounts: torch.Tensor, utility: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        still = (advantages == 0).all(dim=-1).float().mean()
+        metrics = {"zero_variance_share": still, "utility": utility.mean()}
+        for index, multiplier in enumerate(self.multipliers.tolist()):
+            metrics[f"amount@{multiplier:g}"] = amounts[:, index].mean()
+        return metrics
+
+    def _device_generator(self, generator: torch.Generator) -> torch.Generator:
+        device = self.multipliers.device
+        if device.type == "cpu":
+            return generator
+        seed = int(torch.randint(2**62, (), generator=generator))
+        return torch.Generator(device=device).manual_seed(seed)

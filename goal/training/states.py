@@ -1,0 +1,37 @@
+"""States for policy optimisation: windows of the log, with the clock of the episode drawn afresh."""
+
+from __future__ import annotations
+
+import torch
+
+from goal.log import History, Windows
+
+
+class StateSampler:
+    """Draws windows of the training rows.
+
+    A log's behaviour meets some states only early or only late in an episode; the policy will meet them at any time.
+    Where the schema names a clock, each drawn window is moved to another step of the episode.
+
+    Args:
+        windows: training windows.
+        clock: index of the numeric feature that is the share of the episode that has passed, or None.
+        horizon: steps of an episode; needed with a clock.
+    """
+
+    def __init__(self, windows: Windows, *, clock: int | None, horizon: int | None) -> None:
+        self.windows = windows
+        self.clock = clock
+        self.horizon = horizon
+        self.device = torch.device("cpu")
+
+    def draw(self, size: int, generator: torch.Generator) -> History:
+        """Draw ``size`` windows with replacement."""
+        indices = torch.randint(len(self.windows), (size,), generator=generator)
+        history = self.windows.batch(indices)
+        if self.clock is not None and self.horizon is not None:
+            step = torch.randint(self.horizon, (size,), generator=generator)
+            last = history.numeric[torch.arange(size), history.lengths - 1, self.clock]
+            shift = step / self.horizon - last
+            history.numeric[..., self.clock] = (history.numeric[..., self.clock] + shift[:, None]).clamp(min=0)
+        return history.to(self.device)
