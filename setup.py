@@ -14,7 +14,7 @@ setup(
             sorted(str(path) for path in Path("csrc").glob("*.cpp")),
             depends=sorted(str(path) for path in Path("csrc").glob("*.h")),
             cxx_std=17,
-            extra_compile_args=["-O3", "-pthread"],
+            extra_compile_args=["-O3", "-pthread", "-ffp-contract=off"],
             extra_link_args=["-pthread"],
         )
     ]
