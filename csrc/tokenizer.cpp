@@ -21,7 +21,7 @@ namespace goal {
 
 namespace {
 
-constexpr std::size_t kBlock = 256;                            // amounts that are decomposed together
+constexpr std::size_t kBlock = 128;                            // amounts that are decomposed together
 constexpr std::size_t kStreamBytes = std::size_t{8} << 20;     // results above this are written past the cache
 
 // Copies a row past the cache where it can: the result is larger than any cache and is not read again here.
@@ -82,6 +82,7 @@ TokenIndex::TokenIndex(const std::vector<double>& steps) : steps_(steps), first_
 inline std::size_t TokenIndex::operator()(double residual) const {
     const auto cell = static_cast<std::size_t>((to_bits(residual) - first_bits_) >> shift_);
     std::size_t token = candidates_[std::min(cell, candidates_.size() - 1)];
+    if (depth_ == 1) return token + static_cast<std::size_t>(steps_[token] > residual);
     if (depth_ > 2) {
         while (steps_[token] > residual) ++token;
         return token;
@@ -144,6 +145,7 @@ Tokenizer::Table Tokenizer::make_table(std::size_t size, std::size_t max_length)
 void Tokenizer::decompose(double* residuals, std::size_t size, std::size_t max_length, const TokenIndex& index,
                           std::int32_t* rows, std::int32_t* lengths) const {
     const double smallest = steps_.back();
+    const double* steps = steps_.data();
     std::uint32_t open[kBlock];
     std::size_t count = 0;
     std::fill_n(rows, size * max_length, -1);
@@ -162,8 +164,8 @@ void Tokenizer::decompose(double* residuals, std::size_t size, std::size_t max_l
             const std::uint32_t i = open[j];
             const std::size_t token = index(residuals[i]);
             rows[i * max_length + length] = static_cast<std::int32_t>(token);
-            ++lengths[i];
-            residuals[i] -= steps_[token];
+            lengths[i] = static_cast<std::int32_t>(length) + 1;
+            residuals[i] -= steps[token];
             open[still_open] = i;
             still_open += residuals[i] >= smallest ? 1 : 0;
         }
@@ -180,7 +182,8 @@ std::size_t Tokenizer::encode(const Amount* amounts, std::size_t size, std::size
     const bool aligned = max_length % 4 == 0 && reinterpret_cast<std::uintptr_t>(tokens) % 16 == 0 &&
                          size * max_length * sizeof *tokens > kStreamBytes;
     std::vector<std::size_t> cut(workers, 0);
-    parallel_for(size, workers, [&](std::size_t begin, std::size_t end, std::size_t worker) {
+    // Threads share out whole blocks, so that which of several errors is met first does not depend on their number.
+    parallel_for((size + kBlock - 1) / kBlock, workers, [&](std::size_t begin, std::size_t end, std::size_t worker) {
         double residuals[kBlock];
         std::size_t places[kBlock];
         std::int32_t block_lengths[kBlock];
@@ -194,9 +197,9 @@ std::size_t Tokenizer::encode(const Amount* amounts, std::size_t size, std::size
             write_row(tokens + i * max_length, row, max_length, aligned);
             lengths[i] = length;
         };
-        for (std::size_t block = begin; block < end; block += kBlock) {
+        for (std::size_t block = begin; block < end; ++block) {
             std::size_t count = 0;
-            for (std::size_t i = block; i < std::min(block + kBlock, end); ++i) {
+            for (std::size_t i = block * kBlock; i < std::min((block + 1) * kBlock, size); ++i) {
                 if (!is_valid(amounts[i])) throw InvalidAmount(i, amounts[i]);
                 const double residual = grid_ ? grid_->floor_count(amounts[i]) : static_cast<double>(amounts[i]);
                 if (residual < static_cast<double>(table.size)) {

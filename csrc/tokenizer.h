@@ -20,7 +20,7 @@ public:
     std::size_t operator()(double residual) const;
 
 private:
-    static constexpr std::size_t kCells = 4096;
+    static constexpr std::size_t kCells = 1024;
 
     std::vector<double> steps_;  // with a 0 at the end
     std::uint64_t first_bits_ = 0;

@@ -9,7 +9,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_type_hints
 
 from goal.errors import ConfigurationError
@@ -39,21 +39,10 @@ class VocabularyConfig:
     """Most value tokens in one amount."""
 
 
-@dataclass(frozen=True)
-class PolicyConfig:
-    """Shape of the policy network and the rules its amounts obey.
+@dataclass(frozen=True, kw_only=True)
+class NetworkConfig:
+    """What a user chooses of the policy network and of the rules its amounts obey."""
 
-    Raises:
-        ConfigurationError: a value that cannot work; the message names it and says what is expected.
-    """
-
-    vocabulary: tuple[float, ...]
-    """Values of the tokens from large to small; ids 3, 4, ... (0 PAD, 1 SOS, 2 EOS)."""
-    numeric_features: int = 0
-    categorical_sizes: tuple[int, ...] = ()
-    """Number of known categories of each categorical feature; code 0 is unknown."""
-    outcomes: int = 1
-    """Columns of `History.outcomes`: the revenue, then the further objectives."""
     window: int = 16
     """Events in a window, the pending one included."""
     dimension: int = 64
@@ -71,32 +60,17 @@ class PolicyConfig:
     experts_per_token: int = 2
     expert_hidden: int = 64
     dropout: float = 0.0
-    multiplier_max: float = 3.0
-    """The largest multiplier trained; the network sees multiplier / multiplier_max."""
-    max_length: int = 17
-    """Most tokens of one amount, EOS counted."""
     canonical: bool = True
     """Only greedy decompositions can be written, so that each amount has exactly one sequence."""
-    maximum_amount: float | None = None
-    """Largest amount that can be written: the paper's C_max mapped to an amount. None: no bound."""
-    allowed_amounts: tuple[float, ...] | None = None
-    """The only amounts that can be written, ascending (needs `canonical`). None: every sum of tokens."""
     correct_weighting: bool = True
     """Take log omega off the logits wherever the policy is read (docs/decisions.md 11)."""
     weight_smoothing: float = 1.0
     """The delta of omega = log10(v + 1) + delta, Eq. of the weighted next-token loss."""
 
     def __post_init__(self) -> None:
-        values = self.vocabulary
-        _require(len(values) > 0, "vocabulary", values, "at least one value")
-        _require(
-            all(a > b for a, b in zip(values, values[1:], strict=False)) and values[-1] > 0,
-            "vocabulary", values, "positive values, strictly descending",
-        )  # fmt: skip
         for name in ("window", "dimension", "heads", "kernel_size", "encoder_layers", "decoder_layers", "feedforward",
-                     "experts", "expert_hidden", "outcomes"):  # fmt: skip
+                     "experts", "expert_hidden"):  # fmt: skip
             _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        _require(self.numeric_features >= 0, "numeric_features", self.numeric_features, "at least 0")
         _require(self.dimension % self.heads == 0, "heads", self.heads, f"a divisor of dimension={self.dimension}")
         _require(all(d >= 1 for d in self.dilations), "dilations", self.dilations, "integers of at least 1")
         _require(
@@ -104,12 +78,48 @@ class PolicyConfig:
             "experts_per_token", self.experts_per_token, f"between 1 and experts={self.experts}",
         )  # fmt: skip
         _require(0 <= self.dropout < 1, "dropout", self.dropout, "in [0, 1)")
+        _require(self.weight_smoothing > 0, "weight_smoothing", self.weight_smoothing, "positive")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyConfig(NetworkConfig):
+    """A policy network whole: what the user chose and what the log decided.
+
+    Raises:
+        ConfigurationError: a value that cannot work; the message names it and says what is expected.
+    """
+
+    vocabulary: tuple[float, ...]
+    """Values of the tokens from large to small; ids 3, 4, ... (0 PAD, 1 SOS, 2 EOS)."""
+    numeric_features: int = 0
+    categorical_sizes: tuple[int, ...] = ()
+    """Number of known categories of each categorical feature; code 0 is unknown."""
+    outcomes: int = 1
+    """Columns of `History.outcomes`: the revenue, then the further objectives."""
+    multiplier_max: float = 3.0
+    """The network sees multiplier / multiplier_max."""
+    max_length: int = 17
+    """Most tokens of one amount, EOS counted."""
+    maximum_amount: float | None = None
+    """Largest amount that can be written: the paper's C_max mapped to an amount. None: no bound."""
+    allowed_amounts: tuple[float, ...] | None = None
+    """The only amounts that can be written, ascending (needs `canonical`). None: every sum of tokens."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        values = self.vocabulary
+        _require(len(values) > 0, "vocabulary", values, "at least one value")
+        _require(
+            all(a > b for a, b in zip(values, values[1:], strict=False)) and values[-1] > 0,
+            "vocabulary", values, "positive values, strictly descending",
+        )  # fmt: skip
+        _require(self.outcomes >= 1, "outcomes", self.outcomes, "at least 1")
+        _require(self.numeric_features >= 0, "numeric_features", self.numeric_features, "at least 0")
         _require(
             math.isfinite(self.multiplier_max) and self.multiplier_max > 0,
             "multiplier_max", self.multiplier_max, "positive and finite",
         )  # fmt: skip
         _require(self.max_length >= 2, "max_length", self.max_length, "at least 2 (a token and EOS)")
-        _require(self.weight_smoothing > 0, "weight_smoothing", self.weight_smoothing, "positive")
         _require(
             self.maximum_amount is None or self.maximum_amount >= 0,
             "maximum_amount", self.maximum_amount, "None or at least 0",
@@ -170,6 +180,9 @@ class RewardConfig:
     fusion_weight: float = 0.0
     """Weight of the fused objectives (P-Score) in R beside the money terms."""
     dimension: int = 64
+    """Width of the P-Score."""
+    value_dimension: int = 64
+    """Width of the value networks."""
     pscore: LoopConfig = LoopConfig(steps=1500, batch_size=1024, learning_rate=3e-3)
     value: LoopConfig = LoopConfig(steps=3000, batch_size=1024, learning_rate=2e-3, warmup_steps=100)
     ensemble: int = 1
@@ -244,17 +257,24 @@ class RunConfig:
     """The whole of `goal run`."""
 
     environment: str | None = "calibrated"
+    """Simulated environment: a preset (calibrated, paper, population) or a TOML file."""
     log: str | None = None
+    """A log to learn from instead: Parquet file or folder, or CSV; needs the schema."""
     schema: str | None = None
+    """TOML file that names the roles of the log's columns."""
     roi_target: float = 3.0
+    """Revenue per unit of cost to reach over all traffic."""
     seed: int = 0
+    effort: Literal["default", "thorough"] = "default"
+    """Sets the defaults of everything below: minutes or tens of minutes on two cores."""
     device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
     threads: int | None = None
     """Threads of PyTorch on the CPU; None leaves PyTorch's own choice."""
     simulated_users: int = 10_000
+    """Users of the simulated log."""
     vocabulary: VocabularyConfig = VocabularyConfig()
-    policy: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of PolicyConfig that differ from its defaults; what the log decides is filled in."""
+    network: NetworkConfig = NetworkConfig()
     pretraining: PretrainingConfig = PretrainingConfig()
     reward: RewardConfig = RewardConfig()
     scpo: ScpoConfig = ScpoConfig()
@@ -268,6 +288,23 @@ class RunConfig:
         _require(
             (self.log is None) == (self.schema is None), "schema", self.schema, "given together with log, and only then"
         )
+
+
+def effort(level: Literal["default", "thorough"]) -> RunConfig:
+    """Return the settings of a level of effort: `default` is minutes on two cores, `thorough` tens of minutes."""
+    if level == "default":
+        return RunConfig()
+    return RunConfig(
+        effort="thorough",
+        pretraining=PretrainingConfig(loop=LoopConfig(steps=2000, batch_size=256, learning_rate=3e-3)),
+        reward=RewardConfig(
+            ensemble=3,
+            value_dimension=128,
+            pscore=LoopConfig(steps=6000, batch_size=1024, learning_rate=3e-3),
+            value=LoopConfig(steps=10_000, batch_size=1024, learning_rate=2e-3, warmup_steps=100),
+        ),
+        scpo=ScpoConfig(loop=LoopConfig(steps=1500, batch_size=128, learning_rate=2e-3)),
+    )
 
 
 def to_dict(config: Any) -> dict[str, Any]:

@@ -231,7 +231,9 @@ class IncentiveTokenizer:
 
     def __repr__(self) -> str:
         values = self._values
-        return f"IncentiveTokenizer({len(values)} values, {values[0]:g} to {values[-1]:g}, max_length={self._max_length})"
+        return (
+            f"IncentiveTokenizer({len(values)} values, {values[0]:g} to {values[-1]:g}, max_length={self._max_length})"
+        )
 
 
 def measure(amounts: Any, values: np.ndarray, *, max_length: int) -> FitStatistics:

@@ -187,7 +187,16 @@ def calibrate(
     )
 
 
-def _check(candidates, roi_target, roi, confidence, baseline, new_users, refine) -> tuple[float, ...]:
+def _check(
+    candidates: Sequence[float],
+    roi_target: float,
+    roi: str,
+    confidence: float | None,
+    baseline: ArrayLike | None,
+    new_users: int | None,
+    refine: float | None,
+) -> tuple[float, ...]:
+    """The candidates as a tuple, once every argument has been found to work."""
     grid = tuple(float(multiplier) for multiplier in candidates)
     if not grid or not all(math.isfinite(multiplier) and multiplier >= 0 for multiplier in grid):
         raise ConfigurationError(f"candidates is {candidates!r}: expected at least one finite multiplier, none below 0")

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -42,8 +43,6 @@ VARIABLES = {
 TEXT_SIZE = 8.5
 # Inches, in proportion to the page's half and full columns, so that text has one size in both.
 HALF, WIDE = 4.7, 10.1
-# Reset by nothing outside: `rc_context` restores the user's settings after each save.
-_SVG_SETTINGS = {"svg.fonttype": "none", "svg.hashsalt": "goal"}
 _NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 
 
@@ -73,14 +72,23 @@ def style(axis: Axes) -> None:
     axis.title.set(color=INK, fontsize=TEXT_SIZE + 0.5)
 
 
-def end_label(axis: Axes, x: float, y: float, text: str, color: str, *, offset: tuple[float, float] = (6, 0)) -> None:
-    """A direct label beside a point, instead of a legend."""
+def end_label(
+    axis: Axes,
+    x: float,
+    y: float,
+    text: str,
+    color: str,
+    *,
+    offset: tuple[float, float] = (6, 0),
+    align: Literal["left", "right"] | None = None,
+) -> None:
+    """A direct label beside a point, instead of a legend; it leans away from the point unless `align` says how."""
     axis.annotate(
         text,
         (x, y),
         xytext=offset,
         textcoords="offset points",
-        ha="left" if offset[0] >= 0 else "right",
+        ha=align or ("left" if offset[0] >= 0 else "right"),
         va="center" if offset[1] == 0 else ("bottom" if offset[1] > 0 else "top"),
         color=color,
         fontsize=TEXT_SIZE,
@@ -130,6 +138,8 @@ def padded(values: Sequence[float], *, floor: float | None = None, share: float 
 def save_png(figure: Figure, path: Path) -> None:
     """Writes the figure on white at 160 dots per inch."""
     figure.savefig(path, format="png", dpi=160, facecolor="white")
+    # The layout has been found; the SVG need not find it again.
+    figure.set_layout_engine("none")
 
 
 def to_svg(figure: Figure, name: str, description: str) -> str:
@@ -141,7 +151,8 @@ def to_svg(figure: Figure, name: str, description: str) -> str:
         description: What a screen reader says.
     """
     buffer = io.StringIO()
-    with matplotlib.rc_context(_SVG_SETTINGS):
+    # Restores the user's settings afterwards.
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "goal"}):
         FigureCanvasSVG(figure).print_svg(buffer, metadata=_NO_METADATA)
     FigureCanvasAgg(figure)
     svg = buffer.getvalue()

@@ -15,7 +15,6 @@ from matplotlib.figure import Figure
 
 from goal.evaluation.canvas import (
     BEHAVIOUR,
-    GRID,
     INK,
     MUTED,
     ORACLE,
@@ -34,7 +33,7 @@ from goal.evaluation.canvas import (
 
 MULTIPLIER_LABEL = "multiplier λ"
 # A curve of more points is averaged in blocks of steps: it looks the same and the page stays small.
-MOST_POINTS = 300
+MOST_POINTS = 120
 MOST_METRICS = 8
 
 
@@ -74,8 +73,7 @@ def roi_against_target(
     else:
         axis.set_ylim(*padded(shown, floor=0.0 if min(shown) >= 0 else None))
     axis.set(xlabel=MULTIPLIER_LABEL, ylabel="ROI")
-    end_label(axis, float(np.nanmax(x)), target, f"target {target:g}", TARGET, offset=(0, -4))
-    axis.texts[-1].set_ha("right")
+    end_label(axis, float(np.nanmax(x)), target, f"target {target:g}", TARGET, offset=(0, -4), align="right")
     return figure
 
 
@@ -207,8 +205,7 @@ def logged_roi(windows: Mapping[str, Any]) -> Figure:
     axis.fill_between(steps, values, target, where=values < target, color=TARGET, alpha=0.14, lw=0, interpolate=True)
     axis.set(xlabel="window, in time order", ylabel="ROI", ylim=padded([*values.tolist(), target], floor=0.0))
     axis.margins(x=0.01)
-    end_label(axis, float(steps[-1]), target, f"target {target:g}", TARGET, offset=(0, -4))
-    axis.texts[-1].set_ha("right")
+    end_label(axis, float(steps[-1]), target, f"target {target:g}", TARGET, offset=(0, -4), align="right")
     return figure
 
 
@@ -220,7 +217,7 @@ def reward_calibration(items: Sequence[Mapping[str, Any]]) -> Figure:
     for axis, item in zip(axes, items, strict=False):
         predicted, observed = (np.asarray(item[name], dtype=float) for name in ("predicted", "observed"))
         low, high = padded([*predicted.tolist(), *observed.tolist()])
-        axis.plot([low, high], [low, high], color=GRID, lw=1.2)
+        axis.plot([low, high], [low, high], color=MUTED, lw=0.9, ls=(0, (2, 2)))
         axis.plot(predicted, observed, color=POLICY, lw=1.2, marker="o", ms=4, mec=SURFACE, mew=0.8)
         axis.set(xlim=(low, high), ylim=(low, high), xlabel="predicted", ylabel="observed")
         axis.set_title(str(item["objective"]).replace("_", " "), loc="left", color=INK, fontsize=TEXT_SIZE)
@@ -250,7 +247,9 @@ def _apart(x: np.ndarray, y: np.ndarray, *, distance: float = 0.045) -> list[int
 
 
 def _line(axis: Axes, x: np.ndarray, y: np.ndarray, *, label: str | None = None) -> None:
-    axis.plot(x, y, color=POLICY, lw=1.8, marker="o", ms=4.5, mec=SURFACE, mew=0.9, label=label, zorder=3)
+    axis.plot(
+        x, y, color=POLICY, lw=1.8, marker="o", ms=4.5, mec=SURFACE, mew=0.9, label=label, zorder=3, clip_on=False
+    )
 
 
 def _mark_chosen(

@@ -14,8 +14,9 @@ import numpy as np
 from markupsafe import Markup
 
 from goal.errors import ConfigurationError
+from goal.evaluation.blocks import Plot
 from goal.evaluation.canvas import save_png, to_svg
-from goal.evaluation.sections import Plot, sections
+from goal.evaluation.sections import sections
 from goal.evaluation.tables import show, show_percent, show_whole
 
 REQUIRED = {
@@ -214,5 +215,5 @@ def _interval(headline: Mapping[str, Any], name: str, digits: int | None = None)
     low, high = (show(bound, digits) for bound in bounds)
     confidence = headline.get("confidence")
     # Each end is one-sided at the confidence, so both together hold with twice the doubt.
-    level = f", {show_percent(2 * confidence - 1, 0)} interval" if confidence else ""
-    return f"{low} to {high}{level}"
+    level = f" ({show_percent(2 * confidence - 1, 0)})" if confidence else ""
+    return f"predicted {low} to {high}{level}"

@@ -5,56 +5,12 @@ The keys of the artefacts are those of `goal.evaluation.report.build`; how secti
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from goal.evaluation import plots
+from goal.evaluation.blocks import Block, Facts, Note, Plot, Section
 from goal.evaluation.tables import Column, Table, decimals, make_table, show, show_percent, show_whole
-
-
-@dataclass(frozen=True, eq=False)
-class Plot:
-    """A figure, the name of its PNG file, and what a reader should see in it."""
-
-    name: str
-    figure: Figure
-    caption: str
-    wide: bool = False
-    kind: str = field(default="plot", init=False)
-
-
-@dataclass(frozen=True)
-class Facts:
-    """Labelled values."""
-
-    pairs: Sequence[tuple[str, str]]
-    kind: str = field(default="facts", init=False)
-
-
-@dataclass(frozen=True)
-class Note:
-    """A sentence that stands out; a warning stands out more."""
-
-    text: str
-    warning: bool = False
-    kind: str = field(default="note", init=False)
-
-
-Block = Plot | Table | Facts | Note
-
-
-@dataclass(frozen=True)
-class Section:
-    """A titled part of the page."""
-
-    key: str
-    title: str
-    lead: str
-    blocks: Sequence[Block]
-    folded: bool = False
 
 
 def sections(artefacts: Mapping[str, Any]) -> list[Section]:
@@ -229,8 +185,8 @@ def _experts(artefacts: Mapping[str, Any]) -> Section:
     plot = Plot(
         "experts",
         plots.experts(artefacts["experts"]),
-        "Average routing of tokens to experts in per cent, by multiplier. Each column sums to 100; shares under 2 are not printed. Columns that differ "
-        "mean that experts specialise by how tight the constraint is.",
+        "Average routing of tokens to experts in per cent, by multiplier. Each column sums to 100; shares under 2 are "
+        "not printed. Columns that differ mean that experts specialise by how tight the constraint is.",
         wide=True,
     )
     return Section(
@@ -317,8 +273,9 @@ def _training(artefacts: Mapping[str, Any]) -> Section:
         shown = names[: plots.MOST_METRICS]
         if not shown:
             continue
-        caption = f"{stage[:1].upper()}{stage[1:]} over its steps."
-        caption += "".join(f" {name.replace('_', ' ')}: {explained[name]}" for name in shown if name in explained)
+        name = stage.upper() if stage == "scpo" else stage.capitalize()
+        caption = f"{name} over its steps."
+        caption += "".join(f" {key.replace('_', ' ')}: {explained[key]}" for key in shown if key in explained)
         if len(names) > len(shown):
             caption += f" {len(names) - len(shown)} more metrics are in metrics.jsonl."
         blocks.append(Plot(f"training_{_slug(stage)}", plots.training(lines, shown), caption, wide=True))

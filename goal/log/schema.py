@@ -66,6 +66,9 @@ class Schema:
         multiplier: column of the constraint multiplier in force, where it was logged.
         propensity: column of the probability with which the logged amount was chosen, in (0, 1].
         horizon: length of an episode where it is fixed: a user's ``horizon``-th event ends the episode.
+        clock: numeric feature that only tells which share of the episode has passed: (place in the episode) / horizon.
+            Naming it says that what a user does depends on their history and not on the clock, so that a state met early
+            also teaches what it is worth late; needs ``horizon``.
         incentive_unit: unit of amounts, for reports.
         currency: unit of revenue and cost, for reports.
 
@@ -86,6 +89,7 @@ class Schema:
     multiplier: str | None = None
     propensity: str | None = None
     horizon: int | None = None
+    clock: str | None = None
     incentive_unit: str = "units"
     currency: str = "units"
 
@@ -109,6 +113,10 @@ class Schema:
         ):
             raise SchemaError(
                 f"schema: horizon is {self.horizon!r}; expected a positive whole number of events, or none"
+            )
+        if self.clock is not None and (self.clock not in self.numeric or self.horizon is None):
+            raise SchemaError(
+                f"schema: clock is {self.clock!r}; expected one of the numeric features {list(self.numeric)}, and a horizon"
             )
         self._require_separate_roles()
 

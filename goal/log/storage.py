@@ -24,6 +24,7 @@ class Column:
     def __init__(self, folder: Path | None, name: str, dtype: DTypeLike, width: int | None = None) -> None:
         self.dtype = np.dtype(dtype)
         self.rows = 0
+        self._folder, self._name, self._width = folder, name, width
         self._shape = () if width is None else (width,)
         self.row_bytes = self.dtype.itemsize * (1 if width is None else width)
         self._parts: list[np.ndarray] = []
@@ -38,6 +39,12 @@ class Column:
             self._parts.append(values)
         else:
             self._file.write(values.data)
+
+    def reserve(self, rows: int) -> None:
+        """Make room for ``rows`` rows, to be written in any order."""
+        self.rows = rows
+        if self._file is None:
+            self._parts = [np.empty((rows, *self._shape), self.dtype)]
 
     def read(self, low: int, high: int) -> np.ndarray:
         """Return rows ``low`` to ``high``; not to be written to."""
@@ -64,23 +71,19 @@ class Column:
             moves: for each run of rows from the first on, the order that sorts it by block, and its rows in each block.
             starts: row at which each block begins.
         """
-        if self._file is None or self._path is None:
-            return
-        path = self._path.with_suffix(".regrouped")
+        result = Column(self._folder, f"{self._name}.regrouped", self.dtype, self._width)
+        result.reserve(self.rows)
         filled = starts.astype(np.int64)
         low = 0
-        with path.open("w+b") as file:
-            for order, lengths in moves:
-                values = self.read(low, low + len(order))[order]
-                ends = np.cumsum(lengths)
-                for block in np.flatnonzero(lengths):
-                    file.seek(int(filled[block]) * self.row_bytes)
-                    file.write(values[ends[block] - lengths[block] : ends[block]].data)
-                filled += lengths
-                low += len(order)
-        self._file.close()
-        path.replace(self._path)
-        self._file = self._path.open("r+b")
+        for order, lengths in moves:
+            values = self.read(low, low + len(order))[order]
+            ends = np.cumsum(lengths)
+            for block in np.flatnonzero(lengths):
+                result.write(int(filled[block]), values[ends[block] - lengths[block] : ends[block]])
+            filled += lengths
+            low += len(order)
+        self.drop()
+        self._parts, self._file, self._path = result._parts, result._file, result._path
 
     def finish(self) -> np.ndarray:
         """Return all rows; mapped read-only where they lie in a file."""

@@ -66,7 +66,9 @@ class Choices(nn.Module):
         """Return the state after SOS."""
         infinite = torch.full(shape, torch.inf, dtype=torch.float64, device=device)
         count = torch.zeros(shape, dtype=torch.int64, device=device)
-        return ChoiceState(torch.zeros_like(infinite), infinite, infinite, count, torch.zeros_like(count, dtype=torch.bool))
+        return ChoiceState(
+            torch.zeros_like(infinite), infinite, infinite, count, torch.zeros_like(count, dtype=torch.bool)
+        )
 
     def advance(self, state: ChoiceState, tokens: torch.Tensor) -> ChoiceState:
         """Return the state after one more token of each sequence."""

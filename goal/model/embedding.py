@@ -74,7 +74,9 @@ class EventEmbedding(nn.Module):
         super().__init__()
         self.state = StateFeatures(config, scaling)
         self.amount = AmountFeatures(scaling)
-        self.register_buffer("outcome_scale", torch.tensor(scaling.outcome_scale, dtype=torch.float32), persistent=False)
+        self.register_buffer(
+            "outcome_scale", torch.tensor(scaling.outcome_scale, dtype=torch.float32), persistent=False
+        )
         self.happened = nn.Linear(self.amount.size + 2 * config.outcomes, config.dimension)
         self.pending = nn.Parameter(torch.zeros(config.dimension))
 

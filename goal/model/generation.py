@@ -32,9 +32,7 @@ class Generation:
     log_probs: torch.Tensor
 
 
-def pick(
-    logits: torch.Tensor, *, greedy: bool, temperature: float, generator: torch.Generator | None
-) -> torch.Tensor:
+def pick(logits: torch.Tensor, *, greedy: bool, temperature: float, generator: torch.Generator | None) -> torch.Tensor:
     """Choose ids `(...)` from logits `(..., V)`; ties go to the lowest id when greedy."""
     if greedy:
         return logits.argmax(dim=-1)

@@ -172,7 +172,9 @@ class Policy(nn.Module):
                 f"history: {came} numeric, categorical and outcome columns came; this policy was built for {expected}"
             )
         if multiplier.shape != history.lengths.shape:
-            raise ValueError(f"multiplier: shape {tuple(multiplier.shape)} came; expected ({len(history)},), one a window")
+            raise ValueError(
+                f"multiplier: shape {tuple(multiplier.shape)} came; expected ({len(history)},), one a window"
+            )
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write weights (safetensors), config.json, vocabulary.json and scaling.json into ``folder``, created if absent."""

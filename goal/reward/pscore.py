@@ -78,7 +78,8 @@ class PScore(nn.Module):
         self.log_variances = nn.Parameter(torch.zeros(len(kinds) + 1))
         outcome_scale = dict(zip((REVENUE, *(o.name for o in objectives)), scaling.outcome_scale, strict=True))
         scales = [
-            1.0 if kind == "binary" else outcome_scale.get(name, scaling.incentive_scale) for name, kind in kinds.items()
+            1.0 if kind == "binary" else outcome_scale.get(name, scaling.incentive_scale)
+            for name, kind in kinds.items()
         ]
         self.register_buffer("scales", torch.tensor(scales, dtype=torch.float32), persistent=False)
 

@@ -23,6 +23,7 @@ def log_schema(parameters: Parameters) -> Schema:
         objectives=(Objective("engaged", "binary"),),
         propensity="propensity",
         horizon=parameters.horizon,
+        clock="progress",
         incentive_unit=parameters.incentive_unit,
         currency=parameters.currency,
     )

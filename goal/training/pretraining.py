@@ -13,9 +13,7 @@ from goal.model import Policy
 from goal.tokenizer import PAD, IncentiveTokenizer
 
 
-def weighted_next_token_loss(
-    logits: torch.Tensor, targets: torch.Tensor, token_weights: torch.Tensor
-) -> torch.Tensor:
+def weighted_next_token_loss(logits: torch.Tensor, targets: torch.Tensor, token_weights: torch.Tensor) -> torch.Tensor:
     """Mean over sequences of sum_t omega_t * -log P(g_t), omega = log10(v + 1) + delta; EOS has v = 0, PAD never counts.
 
     Args:

@@ -17,13 +17,16 @@ class StateSampler:
         windows: training windows.
         clock: index of the numeric feature that is the share of the episode that has passed, or None.
         horizon: steps of an episode; needed with a clock.
+        device: where the drawn windows go.
     """
 
-    def __init__(self, windows: Windows, *, clock: int | None, horizon: int | None) -> None:
+    def __init__(
+        self, windows: Windows, *, clock: int | None, horizon: int | None, device: torch.device | str = "cpu"
+    ) -> None:
         self.windows = windows
         self.clock = clock
         self.horizon = horizon
-        self.device = torch.device("cpu")
+        self.device = torch.device(device)
 
     def draw(self, size: int, generator: torch.Generator) -> History:
         """Draw ``size`` windows with replacement."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from goal_kernels._checks import check_number, check_same_device, check_shape, check_tensor
+from goal_kernels.backend import backend_for
 from goal_kernels.group_advantage import eager
 
 __all__ = ["group_advantage"]
@@ -51,4 +52,9 @@ def group_advantage(
     check_same_device("reward", reward, cost=cost, multipliers=multipliers)
     check_number("eps", eps, minimum=0.0, exclusive=True)
     check_number("std_floor", std_floor, minimum=0.0)
+    if backend_for(reward) == "triton":
+        from goal_kernels.group_advantage import triton as kernels
+
+        if kernels.supports(reward):
+            return kernels.group_advantage(reward, cost, multipliers, eps=eps, std_floor=std_floor)
     return eager.group_advantage(reward, cost, multipliers, eps=eps, std_floor=std_floor)

@@ -14,6 +14,7 @@ from goal_kernels._checks import (
     check_shape,
     check_tensor,
 )
+from goal_kernels.backend import backend_for
 from goal_kernels.scpo_loss import eager
 from goal_kernels.scpo_loss.eager import ScpoLoss
 
@@ -97,7 +98,13 @@ def scpo_loss(
     check_choice("ratio", ratio, ("sequence", "token"))
     if logits.device.type == "cpu" and not torch.compiler.is_compiling():
         _check_values(tokens, lengths, vocabulary)
-    return eager.scpo_loss(
+    implementation = eager.scpo_loss
+    if backend_for(logits) == "triton":
+        from goal_kernels.scpo_loss import triton as kernels
+
+        if kernels.supports(logits):
+            implementation = kernels.scpo_loss
+    return implementation(
         logits,
         reference_logits,
         tokens,

@@ -63,7 +63,7 @@ def scpo_loss(
         valid = torch.arange(steps, device=logits.device) < lengths[:, None]
         rows = TokenRows(valid)
         token = rows.take(tokens)[:, None]
-        old = rows.take(old_log_probs).to(dtype)
+        old = rows.take(old_log_probs).detach().to(dtype)
         log_probs = rows.take(logits).to(dtype).log_softmax(dim=-1)
         reference = rows.take(reference_logits).detach().to(dtype).log_softmax(dim=-1)
         probabilities = log_probs.exp()

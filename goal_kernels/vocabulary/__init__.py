@@ -6,6 +6,7 @@ token ``i`` stands for ``vocabulary[i]``. `goal_kernels.vocabulary.reference` is
 
 from __future__ import annotations
 
+from goal_kernels.vocabulary.accumulator import VocabularyAccumulator
 from goal_kernels.vocabulary.operations import Encoding, build_vocabulary, decode, encode
 
-__all__ = ["Encoding", "build_vocabulary", "decode", "encode"]
+__all__ = ["Encoding", "VocabularyAccumulator", "build_vocabulary", "decode", "encode"]

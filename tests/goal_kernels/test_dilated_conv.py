@@ -175,7 +175,7 @@ def test_gradients_through_what_follows(through: str) -> None:
         torch.testing.assert_close(value, expected)
 
 
-# https://github.com/pytorch/pytorch/pull/170446 deprecates torch.jit, which Inductor itself still imports
+# Inductor still imports what torch deprecates: https://github.com/pytorch/pytorch/issues/174081
 @pytest.mark.filterwarnings("ignore:`torch.jit.*` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiles_to_one_graph(backend: str) -> None:

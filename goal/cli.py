@@ -1,0 +1,207 @@
+"""The `goal` command. Thin: every subcommand reads its arguments and calls one function."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from goal.config import RunConfig, effort
+from goal.errors import GoalError
+
+DEFAULT_FOLDER = Path("runs")
+
+
+@dataclass(frozen=True)
+class RunCommand:
+    """Do the whole job: vocabulary, pretraining, reward, SCPO, calibration, evaluation, report.
+
+    Without arguments it learns in the simulated environment `calibrated`. With --log and --schema it learns from a table.
+    A run that was interrupted goes on where it stopped when it is started again with the same --out.
+    """
+
+    config: Annotated[RunConfig, tyro.conf.arg(name="")]
+    out: Path | None = None
+    """Folder of the run; by default runs/NAME, after the environment or the log."""
+    debug: bool = False
+    """Show the traceback of an error."""
+
+
+@dataclass(frozen=True)
+class VocabularyCommand(RunCommand):
+    """Start a run: read the log and build its vocabulary of incentive tokens (Algorithm 1)."""
+
+
+@dataclass(frozen=True)
+class StageCommand:
+    """Run one stage of a run whose earlier stages have ended."""
+
+    out: Path
+    """Folder of the run."""
+    debug: bool = False
+    """Show the traceback of an error."""
+
+
+@dataclass(frozen=True)
+class PretrainCommand(StageCommand):
+    """Learn to write the logged amounts (weighted next-token prediction)."""
+
+
+@dataclass(frozen=True)
+class RewardCommand(StageCommand):
+    """Learn what a payment brings, now (P-Score) and later (long-horizon value)."""
+
+
+@dataclass(frozen=True)
+class ScpoCommand(StageCommand):
+    """Optimise the policy for every multiplier of the candidate set."""
+
+
+@dataclass(frozen=True)
+class CalibrateCommand(StageCommand):
+    """Find the multiplier that meets the ROI target."""
+
+
+@dataclass(frozen=True)
+class EvaluateCommand(StageCommand):
+    """Measure the policy over the range of multipliers."""
+
+
+@dataclass(frozen=True)
+class ReportCommand(StageCommand):
+    """Write summary.json, the plots and report.html again."""
+
+
+@dataclass(frozen=True)
+class SimulateCommand:
+    """Write a log of simulated users (Parquet) with the schema that reads it (TOML)."""
+
+    out: Path
+    """The Parquet file; the schema goes beside it with the ending .toml."""
+    environment: str = "calibrated"
+    """Preset (calibrated, paper, population) or environment file."""
+    behaviour: Literal["greedy", "uniform", "fixed_medium", "mixture"] = "mixture"
+    """Who pays: most, at random, the middle amount, or one of these drawn for each user."""
+    users: int = 10_000
+    seed: int = 0
+    debug: bool = False
+    """Show the traceback of an error."""
+
+
+COMMANDS: dict[str, type] = {
+    "run": RunCommand,
+    "simulate": SimulateCommand,
+    "vocabulary": VocabularyCommand,
+    "pretrain": PretrainCommand,
+    "reward": RewardCommand,
+    "scpo": ScpoCommand,
+    "calibrate": CalibrateCommand,
+    "evaluate": EvaluateCommand,
+    "report": ReportCommand,
+}
+STAGE_OF: dict[type, str] = {
+    PretrainCommand: "pretraining",
+    RewardCommand: "reward",
+    ScpoCommand: "scpo",
+    CalibrateCommand: "calibration",
+    EvaluateCommand: "evaluation",
+    ReportCommand: "report",
+}
+DESCRIPTION = "Learn one policy that allocates incentives under a return-on-investment target."
+
+
+def _parse(arguments: list[str]) -> Any:
+    # What --effort stands for is the default of every other setting, so it is read first.
+    level = "default"
+    for index, argument in enumerate(arguments):
+        if argument == "--effort" and index + 1 < len(arguments):
+            level = arguments[index + 1]
+        elif argument.startswith("--effort="):
+            level = argument.partition("=")[2]
+    defaults = effort("thorough" if level == "thorough" else "default")
+    commands: Any = None
+    for name, kind in COMMANDS.items():
+        default = kind(config=defaults) if issubclass(kind, RunCommand) else tyro.MISSING_NONPROP
+        one = Annotated[kind, tyro.conf.subcommand(name, default=default)]
+        commands = one if commands is None else commands | one
+    return tyro.cli(
+        commands, prog="goal", description=DESCRIPTION, args=arguments, config=(tyro.conf.OmitSubcommandPrefixes,)
+    )
+
+
+def _execute(command: Any) -> None:
+    if isinstance(command, SimulateCommand):
+        from goal.log import write
+        from goal.simulator import load, simulate
+
+        log = simulate(load(command.environment), command.behaviour, users=command.users, seed=command.seed)
+        command.out.parent.mkdir(parents=True, exist_ok=True)
+        write(log, command.out)
+        schema = command.out.with_suffix(".toml")
+        log.schema.save(schema)
+        print(f"{log.events} events of {log.users} users in {command.out}, schema in {schema}")
+        return
+    from goal.pipeline import Run
+
+    progress = sys.stderr.isatty()
+    if isinstance(command, RunCommand):
+        config = command.config
+        if config.log is not None:
+            config = dataclasses.replace(config, environment=None)
+        name = Path(config.log).stem if config.log else Path(config.environment or "calibrated").stem
+        run = Run(config, command.out or DEFAULT_FOLDER / name, progress=progress)
+        if isinstance(command, VocabularyCommand):
+            run.run(until="vocabulary")
+            print(f"{run.tokenizer.statistics} (in {run.folder})")
+        else:
+            _print_summary(run.run(), run.folder)
+        return
+    run = Run.open(command.out, progress=progress)
+    stage = STAGE_OF[type(command)]
+    run.run_stage(stage)
+    print(f"{stage}: ended after {run.seconds[stage]:.1f} s (in {run.folder})")
+
+
+def _print_summary(summary: dict[str, Any], folder: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("multiplier", "revenue", "cost", "ROI", "RVR", "value", "oracle", "best constant")
+    for row in summary["sweep"]:
+        names = ("multiplier", "rev", "cost", "roi", "rvr", "value", "oracle_value", "reference_value")
+        table.add_row(*("–" if row[name] is None else f"{row[name]:.3f}" for name in names))
+    console = Console()
+    console.print(table)
+    roi = "no cost" if summary["roi"] is None else f"ROI {summary['roi']:.3f}"
+    estimate = " (estimates by the reward model)" if summary["estimate"] else ""
+    if not summary["feasible"]:
+        console.print(f"No multiplier meets the target {summary['roi_target']:g}; the safest is shown.")
+    console.print(
+        f"multiplier {summary['multiplier']:.3f}: {roi} against a target of {summary['roi_target']:g}, revenue "
+        f"{summary['rev']:.3f} and cost {summary['cost']:.3f} per interaction{estimate}"
+    )
+    console.print(f"{folder / 'report.html'} after {summary['wall_seconds']:.0f} s")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of the `goal` command."""
+    command = _parse(sys.argv[1:] if arguments is None else arguments)
+    try:
+        _execute(command)
+    except (GoalError, ValueError, OSError, FloatingPointError, json.JSONDecodeError) as error:
+        if command.debug:
+            raise
+        print(f"goal: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("goal: interrupted; the same command goes on where this one stopped", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""What a run learns from: a log with its splits, whether simulated or read from a file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from goal.config import RunConfig
+from goal.log import FeatureScaling, InteractionLog, Schema, Splits, Windows, read, split_by_time
+from goal.simulator import Parameters, load, simulate
+
+MOST_LISTED_AMOUNTS = 64
+"""A log with no more distinct amounts than this names the amounts that may be paid."""
+LOG_STREAM, CALIBRATION_STREAM, TEST_STREAM = 0, 1, 2
+
+
+def seed_of(seed: int, stream: int) -> int:
+    """Return the seed of one stream of a run, so that the users of log, calibration and test never coincide."""
+    return int(np.random.SeedSequence([seed, stream]).generate_state(1)[0])
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """A log, its splits, and the simulator that it came from, if any.
+
+    Attributes:
+        log: the log.
+        splits: by time for a real log. A simulated log is all training: calibration and test have users of their own
+            (docs/decisions.md 13).
+        parameters: the simulated environment, or None.
+        seed: of the run.
+    """
+
+    log: InteractionLog
+    splits: Splits
+    parameters: Parameters | None
+    seed: int
+
+    @cached_property
+    def scaling(self) -> FeatureScaling:
+        """Scales of the training rows."""
+        return FeatureScaling.fit(self.log, self.splits.training)
+
+    @property
+    def schema(self) -> Schema:
+        """The log's schema."""
+        return self.log.schema
+
+    @property
+    def cost_rate(self) -> float | None:
+        """Cost of one unit of incentive where a rule gives it; None: the cost is fitted (docs/decisions.md 15)."""
+        return self.schema.known_cost_rate
+
+    @property
+    def clock(self) -> int | None:
+        """Index of the numeric feature that is the share of the episode that has passed."""
+        name = self.schema.clock
+        return None if name is None else self.schema.numeric.index(name)
+
+    @cached_property
+    def distinct_amounts(self) -> np.ndarray:
+        """Distinct amounts of the training rows, ascending."""
+        return np.unique(self.log.incentives[self.splits.training])
+
+    @cached_property
+    def allowed_amounts(self) -> tuple[float, ...] | None:
+        """The amounts that may be paid where the log has few distinct ones, never paying included; else None."""
+        amounts = np.union1d(self.distinct_amounts, [0.0])
+        return tuple(amounts.tolist()) if len(amounts) <= MOST_LISTED_AMOUNTS else None
+
+    def grid(self, size: int) -> np.ndarray:
+        """Amounts at which values are compared, ascending from 0.
+
+        Every allowed amount where they are listed; else ``size`` quantiles of the training amounts, the largest included.
+        """
+        if self.allowed_amounts is not None:
+            return np.array(self.allowed_amounts)
+        amounts = self.log.incentives[self.splits.training]
+        quantiles = np.quantile(amounts[amounts > 0], np.linspace(0, 1, size - 1), method="inverted_cdf")
+        return np.unique(np.r_[0.0, quantiles])
+
+    def windows(self, rows: np.ndarray, length: int) -> Windows:
+        """Windows of the log that end at ``rows``."""
+        return Windows(self.log, rows, length=length)
+
+
+def load_data(config: RunConfig) -> Data:
+    """Simulate or read the log of a run.
+
+    Raises:
+        ConfigurationError, SchemaError, LogError: environment, schema or log cannot work.
+    """
+    if config.log is not None:
+        assert config.schema is not None
+        log = read(config.log, Schema.load(config.schema))
+        return Data(log, split_by_time(log), None, config.seed)
+    parameters = load(config.environment or "calibrated")
+    log = simulate(parameters, users=config.simulated_users, seed=seed_of(config.seed, LOG_STREAM))
+    nothing = np.zeros(0, dtype=np.int64)
+    return Data(log, Splits(np.arange(log.events), nothing, nothing), parameters, config.seed)

@@ -1,0 +1,337 @@
+"""The stages of `goal run`, in order. Each leaves its result in the run's folder, and each is also a subcommand.
+
+    vocabulary -> pretraining -> reward -> scpo -> calibration -> evaluation -> report
+
+A stage whose result is there is not run again; a training stage that was killed goes on from its latest checkpoint. So
+a run that is started again with the same folder ends with the same result.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+from goal import results
+from goal.config import PolicyConfig, RunConfig, dumps, from_dict, to_dict
+from goal.constraint import calibrate, candidates, threshold
+from goal.data import CALIBRATION_STREAM, Data, load_data, seed_of
+from goal.errors import ConfigurationError
+from goal.evaluation import rollout
+from goal.model import Policy
+from goal.reward import LongHorizonValue, PScore, RewardModel
+from goal.reward.state import state_config
+from goal.tokenizer import IncentiveTokenizer
+from goal.training import Loop, MetricsFile, Pretraining, PScoreStage, Scpo, StateSampler, ValueStage
+from goal.training.loop import write_atomically
+
+STAGES = ("vocabulary", "pretraining", "reward", "scpo", "calibration", "evaluation", "report")
+THRESHOLD_QUANTILE = 0.99
+"""Of Proposition 1's threshold over states; the maximum would hang on the worst estimated state."""
+THRESHOLD_CAP = 2.0
+"""Candidates never pass this many times the ROI target."""
+
+
+class Run:
+    """One run in one folder.
+
+    Args:
+        config: the settings. Where the folder holds a run already, they must be the same.
+        folder: created if absent.
+        progress: show progress bars.
+
+    Raises:
+        ConfigurationError: the folder holds a run with other settings; the message names the first that differs.
+    """
+
+    def __init__(self, config: RunConfig, folder: str | Path, *, progress: bool = False) -> None:
+        self.config = config
+        self.folder = Path(folder)
+        self.progress = progress
+        self.device = _device(config.device)
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        self.metrics = MetricsFile(self.folder / "metrics.jsonl")
+        self._claim()
+
+    @classmethod
+    def open(cls, folder: str | Path, *, progress: bool = False) -> Run:
+        """Open the run that a folder holds.
+
+        Raises:
+            ConfigurationError: there is none.
+        """
+        path = Path(folder) / "config.json"
+        if not path.is_file():
+            raise ConfigurationError(
+                f"{path}: not found; `goal run --out {folder}` or `goal vocabulary` starts a run there"
+            )
+        return cls(from_dict(RunConfig, json.loads(path.read_text())), folder, progress=progress)
+
+    def _claim(self) -> None:
+        path = self.folder / "config.json"
+        if path.is_file():
+            there, here = json.loads(path.read_text()), json.loads(dumps(self.config))
+            for name in here:
+                if there.get(name) != here[name]:
+                    raise ConfigurationError(
+                        f"{self.folder} holds a run with {name}={there.get(name)!r}, this one has {here[name]!r}; choose "
+                        f"another --out or the same settings"
+                    )
+        else:
+            write_atomically(path, (dumps(self.config) + "\n").encode())
+
+    # ---- what the stages share
+
+    @cached_property
+    def data(self) -> Data:
+        """The log."""
+        return load_data(self.config)
+
+    @cached_property
+    def tokenizer(self) -> IncentiveTokenizer:
+        """The vocabulary that the first stage fitted."""
+        self._need("vocabulary")
+        return IncentiveTokenizer.load(self.folder)
+
+    @cached_property
+    def policy_config(self) -> PolicyConfig:
+        """Shape of the policy: the log decides what the settings leave open."""
+        data, tokenizer = self.data, self.tokenizer
+        return PolicyConfig(
+            **to_dict(self.config.network),
+            vocabulary=tuple(float(value) for value in tokenizer.values),
+            numeric_features=data.log.numeric.shape[1],
+            categorical_sizes=tuple(len(names) for names in data.log.categories),
+            outcomes=data.log.outcomes.shape[1],
+            multiplier_max=self.config.roi_target,
+            max_length=tokenizer.max_length + 1,
+            allowed_amounts=data.allowed_amounts,
+            maximum_amount=float(data.distinct_amounts[-1]),
+        )
+
+    def policy(self, name: str) -> Policy:
+        """Load the policy of a stage: "pretrained", or "policy" for the final one."""
+        self._need({"pretrained": "pretraining", "policy": "scpo"}[name])
+        return Policy.from_pretrained(self.folder / name).to(self.device).eval()
+
+    def build_reward(self, multipliers: tuple[float, ...]) -> RewardModel:
+        """Return an untrained reward model of the run's shape; its weights depend on the seed alone."""
+        data, config = self.data, self.config.reward
+        torch.manual_seed(self.config.seed)
+        pscore = PScore(
+            state_config(self.policy_config, config.dimension),
+            data.scaling,
+            objectives=data.schema.objectives,
+            cost_tower=data.cost_rate is None,
+            clock=data.clock,
+        )
+        clocked = data.clock is not None and data.schema.horizon is not None
+        values = [
+            LongHorizonValue(
+                pscore.state.size, data.scaling, multipliers=multipliers, hidden=config.value_dimension, clock=clocked
+            )
+            for _ in range(config.ensemble if config.horizon == "long" else 0)
+        ]
+        return RewardModel(
+            pscore,
+            values,
+            grid=torch.from_numpy(data.grid(config.grid_size)),
+            multipliers=torch.tensor(multipliers),
+            discount=config.discount,
+            cost_rate=data.cost_rate,
+            fusion_weight=config.fusion_weight,
+            clock=data.clock if clocked else None,
+        ).to(self.device)
+
+    @cached_property
+    def reward(self) -> RewardModel:
+        """The reward model that the reward stage trained."""
+        self._need("reward")
+        described = json.loads((self.folder / "reward" / "config.json").read_text())
+        reward = self.build_reward(tuple(described["multipliers"]))
+        reward.load_state_dict(load_file(self.folder / "reward" / "model.safetensors"))
+        return reward.requires_grad_(False).eval()
+
+    @property
+    def multipliers(self) -> tuple[float, ...]:
+        """The candidate set: up to Proposition 1's threshold, as the reward stage found it."""
+        return tuple(
+            float(value) for value in json.loads((self.folder / "reward" / "config.json").read_text())["multipliers"]
+        )
+
+    # ---- the stages
+
+    def vocabulary(self) -> None:
+        """Algorithm 1 on the training amounts."""
+        amounts = self.data.log.incentives[self.data.splits.training]
+        settings = self.config.vocabulary
+        tokenizer = IncentiveTokenizer.fit(
+            amounts,
+            q_start=settings.q_start,
+            q_end=settings.q_end,
+            decay=settings.decay,
+            relative_error=settings.relative_error,
+            min_unit=settings.min_unit,
+            max_tokens=settings.max_tokens,
+            max_length=settings.max_length,
+        )
+        tokenizer.save(self.folder)
+
+    def pretraining(self) -> None:
+        """W-NTP on the training rows."""
+        torch.manual_seed(self.config.seed)
+        policy = Policy(self.policy_config, self.data.scaling).to(self.device)
+        windows = self.data.windows(self.data.splits.training, self.policy_config.window)
+        multipliers = candidates(self.config.roi_target, step=self.config.constraint.step)
+        stage = Pretraining(policy, windows, self.tokenizer, self.config.pretraining, multipliers)
+        self._loop(self.config.pretraining.loop, 1).run(stage)
+        policy.save_pretrained(self.folder / "pretrained")
+
+    def reward_stage(self) -> None:
+        """P-Score, candidate set, long-horizon value."""
+        data, config = self.data, self.config.reward
+        rows = data.splits.training
+        reward = self.build_reward((0.0,))
+        self._loop(config.pscore, 2).run(PScoreStage(reward.pscore, data.log, rows, config))
+        weights = reward.pscore.state_dict()
+        multipliers = self._candidates(reward)
+        reward = self.build_reward(multipliers)
+        reward.pscore.load_state_dict(weights)
+        if config.horizon == "long":
+            stage = ValueStage(reward, data.log, rows, config, horizon=data.schema.horizon)
+            self._loop(config.value, 3).run(stage)
+        folder = self.folder / "reward"
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(
+            {name: value.cpu().contiguous() for name, value in reward.state_dict().items()},
+            folder / "model.safetensors",
+        )
+        write_atomically(folder / "config.json", json.dumps({"multipliers": multipliers}).encode())
+
+    @torch.no_grad()
+    def _candidates(self, reward: RewardModel) -> tuple[float, ...]:
+        """Candidate multipliers up to Proposition 1's threshold over a sample of training states."""
+        rows = self.data.splits.training
+        windows = self.data.windows(rows[:: max(1, len(rows) // 4096)], self.policy_config.window)
+        history = windows.batch(np.arange(len(windows))).to(self.device)
+        revenue, cost = reward.immediate(reward.pscore.state.pending(history))
+        # A cost tower need not be monotone: amounts that cost no more than the cheapest say nothing about the threshold.
+        order = cost.mean(dim=0).argsort()
+        cost = cost[:, order].cummax(dim=1).values + 1e-6 * torch.arange(len(order), device=cost.device)
+        limit = threshold(revenue[:, order].cpu().numpy(), cost.cpu().numpy(), quantile=THRESHOLD_QUANTILE)
+        target = self.config.roi_target
+        return candidates(target, step=self.config.constraint.step, threshold=min(limit, THRESHOLD_CAP * target))
+
+    def scpo(self) -> None:
+        """Policy optimisation under the reward model."""
+        policy = self.policy("pretrained")
+        windows = self.data.windows(self.data.splits.training, self.policy_config.window)
+        states = StateSampler(windows, clock=self.data.clock, horizon=self.data.schema.horizon, device=self.device)
+        stage = Scpo(policy, self.reward, states, self.config.scpo)
+        self._loop(self.config.scpo.loop, 4).run(stage)
+        policy.save_pretrained(self.folder / "policy")
+
+    def calibration(self) -> None:
+        """The multiplier that meets the target on users of its own (Algorithm 2)."""
+        policy, settings = self.policy("policy"), self.config.constraint
+        parameters = self.data.parameters
+        if parameters is None:
+            evaluate, baseline = results.estimated_per_user(self, policy)
+        else:
+            seed = seed_of(self.config.seed, CALIBRATION_STREAM)
+
+            def evaluate(multiplier: float) -> tuple[np.ndarray, np.ndarray]:
+                return rollout(policy, parameters, multiplier, users=settings.users, seed=seed).per_user()
+
+            baseline = results.never_pay_per_user(parameters, users=settings.users, seed=seed)
+        calibration = calibrate(
+            evaluate,
+            self.multipliers,
+            roi_target=self.config.roi_target,
+            roi=settings.roi,
+            confidence=settings.confidence,
+            baseline=baseline,
+            refine=settings.fine_step,
+        )
+        self._write("calibration.json", calibration.to_dict())
+
+    def evaluation(self) -> None:
+        """Sweep over the multipliers on fresh users or the test split; artefacts of the report."""
+        self._write("evaluation.json", results.evaluate(self, self.policy("policy")))
+
+    def report(self) -> None:
+        """summary.json, plots and report.html."""
+        results.write_report(self)
+
+    # ---- running them
+
+    def run(self, until: str = STAGES[-1]) -> dict[str, Any]:
+        """Run every stage up to ``until`` whose result is not there yet; return the summary, if it has come to that."""
+        for name in STAGES[: STAGES.index(until) + 1]:
+            self.run_stage(name)
+        path = self.folder / "summary.json"
+        return json.loads(path.read_text()) if path.is_file() else {}
+
+    def run_stage(self, name: str) -> None:
+        """Run one stage unless its result is there."""
+        if name in self.seconds:
+            return
+        for earlier in STAGES[: STAGES.index(name)]:
+            self._need(earlier)
+        stages: dict[str, Callable[[], None]] = {
+            "vocabulary": self.vocabulary,
+            "pretraining": self.pretraining,
+            "reward": self.reward_stage,
+            "scpo": self.scpo,
+            "calibration": self.calibration,
+            "evaluation": self.evaluation,
+            "report": self.report,
+        }
+        began = time.monotonic()
+        stages[name]()
+        self._write("stages.json", {**self.seconds, name: round(time.monotonic() - began, 3)})
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds of each stage that has ended."""
+        return self.read("stages.json") if (self.folder / "stages.json").is_file() else {}
+
+    def read(self, name: str) -> Any:
+        """Return a JSON file of the folder."""
+        return json.loads((self.folder / name).read_text())
+
+    def _write(self, name: str, content: Any) -> None:
+        write_atomically(self.folder / name, (json.dumps(content, indent=2) + "\n").encode())
+
+    def _need(self, stage: str) -> None:
+        if stage not in self.seconds:
+            raise ConfigurationError(f"{self.folder}: the stage {stage!r} has not ended there; run it first")
+
+    def _loop(self, config: Any, stream: int) -> Loop:
+        return Loop(
+            config,
+            folder=self.folder / "checkpoints",
+            metrics=self.metrics,
+            seed=seed_of(self.config.seed, 16 + stream),
+            progress=self.progress,
+        )
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigurationError(f"device={name!r}: expected auto, cpu, cuda or cuda:N") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigurationError(f"device={name!r}: no CUDA device is available here; take cpu or auto")
+    return device

@@ -1,0 +1,294 @@
+"""What a finished policy is worth: calibration, evaluation and report of a run.
+
+In the simulator a policy is rolled out. On a log without one it is estimated by the reward model and marked so: the log
+does not say what would have happened under other amounts.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from goal.config import to_dict
+from goal.data import TEST_STREAM, Data, seed_of
+from goal.evaluation import (
+    Constant,
+    amount_distribution,
+    behaviour_points,
+    constant_points,
+    expert_usage,
+    metrics,
+    oracle_frontier,
+    report,
+    rollout,
+    sweep,
+)
+from goal.evaluation.held_out import amount_accuracy
+from goal.log import Windows
+from goal.model import Policy
+from goal.reward.pscore import COST, REVENUE
+from goal.simulator import Parameters
+from goal.simulator.oracle import best_revenue
+from goal.training.loop import write_atomically
+
+if TYPE_CHECKING:
+    from goal.pipeline import Run
+
+PerUser = tuple[np.ndarray, np.ndarray]
+BATCH = 2048
+
+
+def never_pay_per_user(parameters: Parameters, *, users: int, seed: int) -> np.ndarray:
+    """Mean revenue per step of each user who is never paid, `(users,)`."""
+    return rollout(Constant(0.0), parameters, 0.0, users=users, seed=seed).per_user()[0]
+
+
+@torch.no_grad()
+def allocate(policy: Policy, windows: Windows, multiplier: float) -> np.ndarray:
+    """Amounts `(n,)` that the policy pays at each window."""
+    device = policy.token_weights.device
+    amounts = []
+    for indices in np.array_split(np.arange(len(windows)), max(1, -(-len(windows) // BATCH))):
+        history = windows.batch(indices).to(device)
+        amounts.append(policy.allocate(history, torch.full((len(history),), multiplier, device=device)).cpu())
+    return torch.cat(amounts).numpy()
+
+
+@torch.no_grad()
+def predict(run: Run, windows: Windows, amounts: np.ndarray) -> PerUser:
+    """Revenue and cost `(n,)` that the reward model expects at each window for the amounts `(n,)`."""
+    reward = run.reward
+    revenue, cost = [], []
+    for indices in np.array_split(np.arange(len(windows)), max(1, -(-len(windows) // BATCH))):
+        history = windows.batch(indices).to(run.device)
+        paid = torch.from_numpy(amounts[indices]).to(run.device, torch.float32)[:, None]
+        revenue.append(reward.pscore.predict(history, paid, REVENUE)[:, 0].cpu())
+        spent = paid * reward.cost_rate if reward.cost_rate else reward.pscore.predict(history, paid, COST)
+        cost.append(spent[:, 0].cpu())
+    return torch.cat(revenue).double().numpy(), torch.cat(cost).double().numpy()
+
+
+def estimated_per_user(run: Run, policy: Policy) -> tuple[Callable[[float], PerUser], np.ndarray]:
+    """What calibration needs from the log alone: per-user revenue and cost by the reward model, and never paying."""
+    data = run.data
+    windows = data.windows(data.splits.calibration, policy.config.window)
+    users, index = np.unique(data.log.user_index[windows.rows], return_inverse=True)
+
+    def by_user(values: np.ndarray) -> np.ndarray:
+        return np.bincount(index, weights=values, minlength=len(users))
+
+    def evaluate(multiplier: float) -> PerUser:
+        revenue, cost = predict(run, windows, allocate(policy, windows, multiplier))
+        return by_user(revenue), by_user(cost)
+
+    never = predict(run, windows, np.zeros(len(windows)))[0]
+    return evaluate, by_user(never)
+
+
+def evaluate(run: Run, policy: Policy) -> dict[str, Any]:
+    """The artefacts that come from evaluation: headline, sweep and what belongs to them."""
+    if run.data.parameters is None:
+        return _evaluate_log(run, policy)
+    return _evaluate_simulated(run, policy, run.data.parameters)
+
+
+def _users_differ(parameters: Parameters) -> bool:
+    return any(getattr(parameters, f"{name}_spread") > 0 for name in ("base_logit", "alpha", "beta", "rho"))
+
+
+def sweep_multipliers(run: Run) -> list[float]:
+    """The candidates up to the ROI target."""
+    return [multiplier for multiplier in run.multipliers if multiplier <= run.config.roi_target]
+
+
+def _evaluate_simulated(run: Run, policy: Policy, parameters: Parameters) -> dict[str, Any]:
+    config = run.config
+    settings = config.evaluation
+    seed = seed_of(config.seed, TEST_STREAM)
+    multipliers = sweep_multipliers(run)
+    common = {
+        "users": settings.users, "seed": seed, "roi_target": config.roi_target,
+        "window": settings.rvr_window, "stride": settings.rvr_stride,
+    }  # fmt: skip
+    swept = sweep(policy, parameters, multipliers, **common)
+    calibration = run.read("calibration.json")
+    chosen = sweep(policy, parameters, [calibration["multiplier"]], **common, oracle=False)
+    row = chosen.rows[0]
+    best = best_revenue(parameters, config.roi_target) if not _users_differ(parameters) else None
+    headline = {
+        **_headline(run, row, calibration, settings.rvr_window, settings.rvr_stride),
+        "users": settings.users,
+        "never_pay_rev": chosen.never_pay_rev,
+    }
+    if best is not None:
+        headline |= {"best_rev": best[1], "share_of_best": row["rev"] / best[1] if row["rev"] is not None else None}
+    few = {"users": min(settings.users, 500), "seed": seed}
+    return {
+        "headline": headline,
+        "sweep": list(swept.rows),
+        "frontier": {
+            "oracle": oracle_frontier(parameters, multipliers, **few),
+            "behaviour": behaviour_points(parameters, **few),
+            "constants": constant_points(parameters, **few),
+        },
+        "amounts": amount_distribution(swept.rollouts, parameters.levels),
+        "experts": _experts(run, policy, multipliers),
+        "diagnostics": {"reward_calibration": _reward_calibration(run)},
+    }
+
+
+def _evaluate_log(run: Run, policy: Policy) -> dict[str, Any]:
+    config, data = run.config, run.data
+    log, settings = data.log, config.evaluation
+    windows = data.windows(data.splits.test, policy.config.window)
+    # The stream of all users in time order; a user's own order breaks ties.
+    order = np.argsort(log.time[windows.rows], kind="stable")
+    revenue, cost = log.revenue[windows.rows][order], log.cost[windows.rows][order]
+    logged = {"target": config.roi_target, "window": settings.rvr_window, "stride": settings.rvr_stride}
+    calibration = run.read("calibration.json")
+    never = predict(run, windows, np.zeros(len(windows)))[0]
+    rows = []
+    for multiplier in [*sweep_multipliers(run), calibration["multiplier"]]:
+        by_model = predict(run, windows, allocate(policy, windows, multiplier))
+        rev, spent = float(by_model[0].mean()), float(by_model[1].mean())
+        stream = by_model[0][order], by_model[1][order]
+        rows.append(
+            {
+                "multiplier": multiplier, "rev": rev, "cost": spent, "roi": rev / spent if spent > 0 else None,
+                "rvr": metrics.roi_violation_rate(*stream, **logged), "value": rev - multiplier * spent,
+                "oracle_value": None, "reference_value": None,
+                "incremental_roi": (rev - float(never.mean())) / spent if spent > 0 else None,
+            }
+        )  # fmt: skip
+    swept, row = rows[:-1], rows[-1]
+    window_roi = metrics.window_roi(revenue, cost, window=settings.rvr_window, stride=settings.rvr_stride)
+    return {
+        "headline": {
+            **_headline(run, row, calibration, settings.rvr_window, settings.rvr_stride),
+            "estimate": True,
+            "never_pay_rev": float(never.mean()),
+        },
+        "sweep": swept,
+        "experts": _experts(run, policy, sweep_multipliers(run)),
+        "log": {
+            "name": str(config.log),
+            "events": log.events,
+            "users": log.users,
+            "splits": {name: len(getattr(data.splits, name)) for name in ("training", "calibration", "test")},
+            "accuracy": amount_accuracy(run.policy("pretrained"), data, windows, run.multipliers),
+            "windows": {**logged, "roi": float(revenue.sum() / cost.sum()) if cost.sum() > 0 else None,
+                        "rvr": metrics.roi_violation_rate(revenue, cost, **logged), "window_roi": window_roi.tolist()},
+            "estimate": [{name: row[name] for name in ("multiplier", "rev", "cost", "roi")} for row in swept],
+            "randomised": log.propensity is not None,
+        },
+        "diagnostics": {"reward_calibration": _reward_calibration(run)},
+    }  # fmt: skip
+
+
+def _headline(run: Run, row: dict[str, Any], calibration: dict[str, Any], window: int, stride: int) -> dict[str, Any]:
+    intervals = calibration["intervals"]
+    return {
+        "roi_target": run.config.roi_target,
+        "feasible": calibration["feasible"],
+        "message": calibration["message"],
+        "confidence": calibration["confidence"],
+        "roi_interval": intervals.get("roi"),
+        **{name: row[name] for name in ("multiplier", "roi", "rev", "cost", "rvr", "incremental_roi")},
+        "window": window,
+        "stride": stride,
+    }
+
+
+@torch.no_grad()
+def _experts(run: Run, policy: Policy, multipliers: list[float]) -> dict[str, Any]:
+    """Routing probabilities at the first token on a sample of training states."""
+    rows = run.data.splits.training
+    windows = run.data.windows(rows[:: max(1, len(rows) // 1024)], policy.config.window)
+    history = windows.batch(np.arange(len(windows))).to(run.device)
+    usage = [
+        policy.expert_usage(history, torch.full((len(history),), multiplier, device=run.device))
+        .mean(dim=0)
+        .cpu()
+        .numpy()
+        for multiplier in multipliers
+    ]
+    return expert_usage(np.stack(usage), np.array(multipliers)).to_dict()
+
+
+@torch.no_grad()
+def _reward_calibration(run: Run, *, bins: int = 10) -> list[dict[str, Any]]:
+    """Predicted against observed means by decile of the prediction, on rows that the P-Score was not fitted to if any."""
+    data: Data = run.data
+    rows = data.splits.calibration if len(data.splits.calibration) else data.splits.training
+    rows = rows[:: max(1, len(rows) // 20_000)]
+    windows = data.windows(rows, run.policy_config.window)
+    predicted, _ = predict(run, windows, data.log.incentives[rows])
+    observed = data.log.revenue[rows]
+    groups = np.array_split(np.argsort(predicted, kind="stable"), bins)
+    return [
+        {
+            "objective": "revenue",
+            "predicted": [float(predicted[group].mean()) for group in groups],
+            "observed": [float(observed[group].mean()) for group in groups],
+            "count": [len(group) for group in groups],
+        }
+    ]
+
+
+def versions() -> dict[str, str]:
+    """Versions of what the result depends on."""
+    names = ("goal-incentives", "torch", "numpy", "pyarrow")
+    return {"python": platform.python_version(), **{name: version(name) for name in names}}
+
+
+def write_report(run: Run) -> None:
+    """Write summary.json, plots/*.png and report.html from what the earlier stages left."""
+    evaluation = run.read("evaluation.json")
+    headline = evaluation["headline"]
+    wall_seconds = round(sum(run.seconds.values()), 1)
+    source = f"log {run.config.log}" if run.config.log else f"environment {run.config.environment}"
+    fields = ("multiplier", "rev", "cost", "roi", "rvr", "value", "oracle_value", "reference_value")
+    summary = {
+        **{name: headline[name] for name in ("roi_target", "multiplier", "rev", "cost", "roi", "rvr")},
+        "feasible": headline["feasible"],
+        "estimate": headline.get("estimate", False),
+        "sweep": [{name: row[name] for name in fields} for row in evaluation["sweep"]],
+        "wall_seconds": wall_seconds,
+        "device": str(run.device),
+        "versions": versions(),
+    }
+    schema = run.data.schema
+    statistics = run.tokenizer.statistics
+    assert statistics is not None  # the vocabulary stage fitted it
+    artefacts = {
+        "run": {
+            "source": source,
+            "seed": run.config.seed,
+            "effort": run.config.effort,
+            "device": str(run.device),
+            "wall_seconds": wall_seconds,
+            "versions": versions(),
+            "currency": schema.currency,
+            "incentive_unit": schema.incentive_unit,
+        },
+        "settings": to_dict(run.config),
+        "calibration": run.read("calibration.json"),
+        "metrics": run.metrics.read(),
+        "tokenizer": {
+            "size": statistics.size,
+            "max_length": statistics.worst_length,
+            "mean_length": statistics.mean_length,
+            "worst_relative_error": statistics.worst_relative_error,
+            "values": run.tokenizer.values.tolist(),
+            "lengths": [count / statistics.amounts for count in statistics.length_counts],
+        },
+        **evaluation,
+    }
+    report.build(artefacts, run.folder)
+    write_atomically(run.folder / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())

@@ -1,0 +1,29 @@
+"""What every launch needs: the right device, its size, and whether the kernels are interpreted."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+
+import torch
+import triton
+from torch import Tensor
+
+# Where kernels run in Triton's interpreter, CUDA assembly and 16-bit arithmetic are not available.
+INTERPRETING = bool(triton.knobs.runtime.interpret)
+
+# Programs of a grid-stride kernel in the interpreter: more than one, so that striding is exercised.
+INTERPRETED_MULTIPROCESSORS = 2
+
+
+def on_device_of(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
+    """Make the device of `tensor` the current one: Triton launches on the current device, whatever the arguments."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
+
+
+@functools.cache
+def multiprocessors(device: torch.device) -> int:
+    """Streaming multiprocessors of a CUDA device."""
+    if device.type != "cuda":
+        return INTERPRETED_MULTIPROCESSORS
+    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,0 +1,105 @@
+"""The pinned launch configurations: tile shapes, warps and pipeline stages by width and number format.
+
+Chosen on an H100; correct everywhere. Nothing is tuned at run time, so no length, batch size or device state changes
+which kernel runs, and results keep their bits from run to run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+# The widest row whose whole LayerNorm fits one tile of accumulators; wider rows are normalised in a second pass.
+FUSED_CHANNELS = 512
+# Programs that share the sums over rows. A constant, not the device's multiprocessor count: the split decides the bits.
+NORM_PROGRAMS = 528
+# About two programs of the weight gradient for each multiprocessor of an H100.
+WEIGHT_PROGRAMS = 264
+# A guarded launch usually has nothing to do: few programs, so that it ends at once.
+GUARD_PROGRAMS = 264
+# Sequences up to this length run all layers in one launch: a program then holds whole sequences in a few tiles.
+STACK_LENGTH = 128
+# Above this many bytes the gradients before LayerNorm are not kept for all layers at once.
+KEPT_GRADIENT_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class Tile:
+    """rows x columns accumulators, `depth` summed at a time."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+    registers: int | None = None
+
+    def options(self) -> dict[str, int | None]:
+        """Launch options by Triton's names."""
+        return {"num_warps": self.warps, "num_stages": self.stages, "maxnreg": self.registers}
+
+
+INTERPRETED = Tile(rows=16, columns=16, depth=16, warps=1, stages=1)
+
+# by padded width; 16-bit formats
+BLOCK_16 = {
+    64: Tile(128, 64, 64, 4, 3, 128),
+    128: Tile(128, 128, 64, 8, 3, 128),
+    256: Tile(128, 256, 64, 8, 3),
+    512: Tile(64, 512, 32, 8, 3),
+}
+# fp32 runs three tf32 products per product: more registers and twice the bytes
+BLOCK_32 = {
+    64: Tile(64, 64, 32, 4, 3),
+    128: Tile(64, 128, 32, 8, 3),
+    256: Tile(64, 256, 32, 8, 2),
+    512: Tile(32, 512, 16, 8, 2),
+}
+CONV_16 = {64: Tile(128, 64, 64, 4, 3, 128), 128: Tile(128, 128, 64, 8, 3, 128)}
+CONV_32 = {64: Tile(64, 64, 32, 4, 3), 128: Tile(64, 128, 32, 8, 3)}
+WEIGHT_16 = {64: Tile(64, 64, 64, 4, 3), 128: Tile(128, 128, 64, 8, 3, 128)}
+WEIGHT_32 = {64: Tile(64, 64, 32, 4, 3), 128: Tile(64, 64, 32, 4, 3)}
+
+
+def power_of_two(value: int) -> int:
+    """The smallest power of two that is at least `value` and at least 16, the least a matrix unit takes."""
+    return max(16, 1 << (value - 1).bit_length())
+
+
+def block_tile(channels: int, dtype: torch.dtype, *, interpreted: bool) -> Tile:
+    """Fused block: the tile spans the whole (padded) row."""
+    width = power_of_two(channels)
+    if interpreted:
+        return Tile(16, width, 16, 1, 1)
+    table = BLOCK_32 if dtype == torch.float32 else BLOCK_16
+    tile = table[max(width, 64)]
+    return Tile(tile.rows, width, min(tile.depth, width), tile.warps, tile.stages, tile.registers)
+
+
+def conv_tile(channels_in: int, channels_out: int, dtype: torch.dtype, *, interpreted: bool) -> Tile:
+    """Plain convolution, forward and towards the input: columns may take several tiles."""
+    if interpreted:
+        return INTERPRETED
+    table = CONV_32 if dtype == torch.float32 else CONV_16
+    width = power_of_two(channels_out)
+    tile = table[64 if width <= 64 else 128]
+    depth = min(tile.depth, power_of_two(channels_in))
+    return Tile(tile.rows, min(tile.columns, width), depth, tile.warps, tile.stages, tile.registers)
+
+
+def weight_tile(channels_in: int, channels_out: int, dtype: torch.dtype, *, interpreted: bool) -> Tile:
+    """Weight gradient: rows and columns are input and output channels, depth is rows of the batch."""
+    if interpreted:
+        return INTERPRETED
+    table = WEIGHT_32 if dtype == torch.float32 else WEIGHT_16
+    widths = power_of_two(channels_in), power_of_two(channels_out)
+    tile = table[64 if min(widths) <= 64 else 128]
+    return Tile(
+        min(tile.rows, widths[0]), min(tile.columns, widths[1]), tile.depth, tile.warps, tile.stages, tile.registers
+    )
+
+
+def norm_rows(channels: int, *, interpreted: bool) -> int:
+    """Rows per tile of the LayerNorm backward: about 2048 elements for 128 threads."""
+    return 2 if interpreted else max(1, 2048 // power_of_two(channels))

@@ -1,0 +1,102 @@
+"""Ahead-of-time compilation of what the ops launch, on a machine without a GPU."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+# Shared memory one program can have, by compute capability.
+SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """What the compiler made of one launch."""
+
+    name: str
+    capability: int
+    registers: int
+    stack: int  # bytes of local memory a thread: spilled registers live there
+    shared: int
+    ptx: str
+
+    def check(self, *, wgmma: bool = False) -> None:
+        """No spills, shared memory fits, and on sm_90 the matrix unit is used if the kernel multiplies."""
+        assert self.stack == 0, f"{self.name} spills {self.stack} bytes a thread on sm_{self.capability}"
+        assert self.shared <= SHARED_MEMORY[self.capability], f"{self.name} needs {self.shared} bytes of shared memory"
+        if wgmma and self.capability == 90:
+            assert "wgmma.mma_async" in self.ptx, f"{self.name} does not use wgmma"
+
+
+def resource_usage(cubin: bytes, folder: Path) -> tuple[int, int]:
+    """Registers and stack bytes a thread, as the cuobjdump that Triton ships reports them."""
+    import triton
+
+    path = folder / "kernel.cubin"
+    path.write_bytes(cubin)
+    tool = triton.knobs.nvidia.cuobjdump.path
+    text = subprocess.run([tool, "-res-usage", path], capture_output=True, text=True, check=True).stdout
+    registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", text).groups()
+    return int(registers), int(stack)
+
+
+@pytest.fixture
+def compile_launches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Callable[[], object]], list[CompiledKernel]]:
+    """A function that runs a callable on CPU tensors and compiles, instead of launching, each kernel it launches.
+
+    Whatever configuration the host code picks for those shapes and dtypes is what gets compiled. For sm_90; where the
+    environment has `CI=true`, for sm_80 and sm_100 too.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime.driver import driver
+    from triton.runtime.jit import JITFunction
+
+    capabilities = (80, 90, 100) if os.environ.get("CI") == "true" else (90,)
+    launch = JITFunction.run
+
+    class Target:
+        """Stands where the CUDA driver stands. Kernels are cached per device: one device a capability."""
+
+        def __init__(self, capability: int) -> None:
+            self.capability = capability
+
+        def get_current_device(self) -> int:
+            return self.capability
+
+        def get_current_stream(self, device: int) -> int:
+            return 0
+
+        def get_current_target(self) -> GPUTarget:
+            return GPUTarget("cuda", self.capability, 32)
+
+    def compile_them(function: Callable[[], object]) -> list[CompiledKernel]:
+        kernels = []
+        for capability in capabilities:
+            seen = set()
+
+            def record(self, *arguments, capability=capability, seen=seen, **options):
+                kernel = launch(self, *arguments, **options | {"warmup": True})
+                if kernel.hash not in seen:
+                    seen.add(kernel.hash)
+                    registers, stack = resource_usage(kernel.asm["cubin"], tmp_path)
+                    shared, ptx = kernel.metadata.shared, kernel.asm["ptx"]
+                    kernels.append(CompiledKernel(self.__name__, capability, registers, stack, shared, ptx))
+
+            with monkeypatch.context() as patch:
+                patch.setattr(driver, "_active", Target(capability))  # set_active cannot be undone without a GPU
+                patch.setattr(JITFunction, "run", record)
+                function()
+        assert kernels, "nothing was launched"
+        return kernels
+
+    assert not triton.knobs.runtime.interpret
+    return compile_them
