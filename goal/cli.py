@@ -21,8 +21,8 @@ DEFAULT_FOLDER = Path("runs")
 class RunCommand:
     """Do the whole job: vocabulary, pretraining, reward, SCPO, calibration, evaluation, report.
 
-    Without arguments it learns in the simulated environment `calibrated`. With --log and --schema it learns from a table.
-    A run that was interrupted goes on where it stopped when it is started again with the same --out.
+    Without arguments it learns in the simulated environment `calibrated`; with --log and --schema, from a table. A run
+    that was interrupted goes on where it stopped when it is started again with the same --out.
     """
 
     config: Annotated[RunConfig, tyro.conf.arg(name="")]

@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal, TypeVar, get_type_hints
 
 from goal.errors import ConfigurationError
@@ -110,7 +111,7 @@ class PolicyConfig(NetworkConfig):
         values = self.vocabulary
         _require(len(values) > 0, "vocabulary", values, "at least one value")
         _require(
-            all(a > b for a, b in zip(values, values[1:], strict=False)) and values[-1] > 0,
+            all(a > b for a, b in pairwise(values)) and values[-1] > 0,
             "vocabulary", values, "positive values, strictly descending",
         )  # fmt: skip
         _require(self.outcomes >= 1, "outcomes", self.outcomes, "at least 1")
@@ -128,7 +129,7 @@ class PolicyConfig(NetworkConfig):
         if amounts is not None:
             _require(self.canonical, "allowed_amounts", "a list", "canonical=True beside it")
             _require(
-                len(amounts) > 0 and amounts[0] >= 0 and all(a < b for a, b in zip(amounts, amounts[1:], strict=False)),
+                len(amounts) > 0 and amounts[0] >= 0 and all(a < b for a, b in pairwise(amounts)),
                 "allowed_amounts", amounts, "amounts of at least 0, strictly ascending",
             )  # fmt: skip
 

@@ -73,7 +73,8 @@ class Data:
     def grid(self, size: int) -> np.ndarray:
         """Amounts at which values are compared, ascending from 0.
 
-        Every allowed amount where they are listed; else ``size`` quantiles of the training amounts, the largest included.
+        Every allowed amount where they are listed; else ``size`` quantiles of the training amounts, the largest
+        included.
         """
         if self.allowed_amounts is not None:
             return np.array(self.allowed_amounts)

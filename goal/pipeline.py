@@ -82,8 +82,8 @@ class Run:
             for name in here:
                 if there.get(name) != here[name]:
                     raise ConfigurationError(
-                        f"{self.folder} holds a run with {name}={there.get(name)!r}, this one has {here[name]!r}; choose "
-                        f"another --out or the same settings"
+                        f"{self.folder} holds a run with {name}={there.get(name)!r}, this one has {here[name]!r}; "
+                        f"choose another --out or the same settings"
                     )
         else:
             write_atomically(path, (dumps(self.config) + "\n").encode())
@@ -155,17 +155,14 @@ class Run:
     def reward(self) -> RewardModel:
         """The reward model that the reward stage trained."""
         self._need("reward")
-        described = json.loads((self.folder / "reward" / "config.json").read_text())
-        reward = self.build_reward(tuple(described["multipliers"]))
+        reward = self.build_reward(self.multipliers)
         reward.load_state_dict(load_file(self.folder / "reward" / "model.safetensors"))
         return reward.requires_grad_(False).eval()
 
     @property
     def multipliers(self) -> tuple[float, ...]:
         """The candidate set: up to Proposition 1's threshold, as the reward stage found it."""
-        return tuple(
-            float(value) for value in json.loads((self.folder / "reward" / "config.json").read_text())["multipliers"]
-        )
+        return tuple(float(value) for value in self.read("reward/config.json")["multipliers"])
 
     # ---- the stages
 
@@ -223,7 +220,7 @@ class Run:
         windows = self.data.windows(rows[:: max(1, len(rows) // 4096)], self.policy_config.window)
         history = windows.batch(np.arange(len(windows))).to(self.device)
         revenue, cost = reward.immediate(reward.pscore.state.pending(history))
-        # A cost tower need not be monotone: amounts that cost no more than the cheapest say nothing about the threshold.
+        # A cost tower need not be monotone; the threshold asks for ascending costs.
         order = cost.mean(dim=0).argsort()
         cost = cost[:, order].cummax(dim=1).values + 1e-6 * torch.arange(len(order), device=cost.device)
         limit = threshold(revenue[:, order].cpu().numpy(), cost.cpu().numpy(), quantile=THRESHOLD_QUANTILE)

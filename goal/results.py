@@ -223,7 +223,7 @@ def _experts(run: Run, policy: Policy, multipliers: list[float]) -> dict[str, An
 
 @torch.no_grad()
 def _reward_calibration(run: Run, *, bins: int = 10) -> list[dict[str, Any]]:
-    """Predicted against observed means by decile of the prediction, on rows that the P-Score was not fitted to if any."""
+    """Predicted against observed means by decile of the prediction, on calibration rows where there are any."""
     data: Data = run.data
     rows = data.splits.calibration if len(data.splits.calibration) else data.splits.training
     rows = rows[:: max(1, len(rows) // 20_000)]

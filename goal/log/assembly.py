@@ -49,6 +49,15 @@ class _Codes:
             self.values = pa.concat_arrays([self.values, batch.filter(pa.array(new))])
         return codes[encoded.indices.fill_null(len(batch)).to_numpy(zero_copy_only=False)]
 
+    def to_integers(self) -> None:
+        """Turn text into integers where that loses nothing: ``"17"``, but not ``"017"``."""
+        try:
+            integers = self.values.cast(pa.int64())
+        except pa.ArrowInvalid:
+            return
+        if integers.cast(pa.large_string()).equals(self.values):
+            self.values = integers
+
     def sorted(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the values, ascending unless they were settled, and the place of each code among them."""
         values = pa.array([], pa.large_string()) if self.values is None else self.values
@@ -69,10 +78,16 @@ class LogAssembler:
         folder: an existing folder for the arrays, which are then memory-mapped; None keeps them in memory.
         categories: the values of each categorical column, where they are already settled (a trained policy's); any
             other value then counts as unknown.
+        typeless: the source has no types (CSV), so ids that all spell whole numbers are whole numbers.
     """
 
     def __init__(
-        self, schema: Schema, *, folder: Path | None = None, categories: Sequence[Sequence[str]] | None = None
+        self,
+        schema: Schema,
+        *,
+        folder: Path | None = None,
+        categories: Sequence[Sequence[str]] | None = None,
+        typeless: bool = False,
     ) -> None:
         self.schema = schema
         self.folder = folder
@@ -82,6 +97,7 @@ class LogAssembler:
                 f"categories: {len(categories)} lists came; the schema names {len(schema.categorical)} such columns"
             )
         self._users = _Codes()
+        self._typeless = typeless
         self._categories = [_Codes(values) for values in categories or [None] * len(schema.categorical)]
         self._kinds: dict[str, tuple[str, str]] = {}
         self._starts: list[int] = []
@@ -178,15 +194,21 @@ class LogAssembler:
         """
         if self.rows == 0:
             raise LogError("the log has no rows; a log needs at least one event")
+        if self._typeless:
+            self._users.to_integers()
         ids, ranks = self._users.sorted()
         counts = np.zeros(len(ids), dtype=np.int64)
+        grouped, previous = True, 0
         for low, high in self._runs():
-            counts += np.bincount(ranks[self._columns["user"].read(low, high)], minlength=len(ids))
+            user = ranks[self._columns["user"].read(low, high)]
+            counts += np.bincount(user, minlength=len(ids))
+            grouped = grouped and previous <= user[0] and bool((user[1:] >= user[:-1]).all())
+            previous = user[-1]
         self._check_horizon(ids, counts)
         offsets = np.concatenate([[0], np.cumsum(counts)])
         categories = [codes.sorted() for codes in self._categories]
         remaps = [np.append(places + 1, 0) for _, places in categories]  # code -1, unknown or missing, becomes 0
-        cuts = self._regroup(ranks, offsets)
+        cuts = self._regroup(ranks, offsets, grouped)
         for first, last in pairwise(cuts):
             self._sort(ids, ranks, int(offsets[first]), int(offsets[last]), remaps)
         for name in ("user", "row", "order"):
@@ -215,7 +237,7 @@ class LogAssembler:
         for low in range(0, self.rows, self._block_rows):
             yield low, min(low + self._block_rows, self.rows)
 
-    def _regroup(self, ranks: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    def _regroup(self, ranks: np.ndarray, offsets: np.ndarray, grouped: bool) -> np.ndarray:
         """Move the rows into blocks of neighbouring users; return the users at which blocks begin, and U."""
         users = len(offsets) - 1
         cuts = [0]
@@ -231,7 +253,7 @@ class LogAssembler:
                 block = block_of_code[self._columns["user"].read(low, high)]
                 yield np.argsort(block, kind="stable"), np.bincount(block, minlength=len(cuts) - 1)
 
-        if len(cuts) > 2:
+        if len(cuts) > 2 and not grouped:
             # The users say where everything goes, so they go last.
             for name in sorted(self._columns, key=lambda name: name == "user"):
                 self._columns[name].regroup(moves(), offsets[cuts[:-1]])
@@ -287,8 +309,8 @@ class LogAssembler:
         if horizon is not None and counts.max() > horizon:
             user = int(np.argmax(counts > horizon))
             raise LogError(
-                f"column {self.schema.user!r}: user {ids[user].item()!r} has {counts[user]} events, and the schema ends "
-                f"an episode after its horizon of {horizon}; give each episode a user id of its own, or drop the horizon"
+                f"column {self.schema.user!r}: user {ids[user].item()!r} has {counts[user]} events, and the schema ends an "
+                f"episode after {horizon}; give each episode a user of its own, or leave the horizon out"
             )
 
     def _same_kind(self, column: str, kind: str, place: Place) -> None:

@@ -140,7 +140,7 @@ def _assemble(
     batch_rows: int,
     categories: Sequence[Sequence[str]] | None,
 ) -> InteractionLog:
-    assembler = LogAssembler(schema, folder=folder, categories=categories)
+    assembler = LogAssembler(schema, folder=folder, categories=categories, typeless=files[0].kind == "csv")
     try:
         for columns, place in batches(files, schema, batch_rows):
             assembler.append(columns, place)

@@ -83,7 +83,9 @@ class Column:
             filled += lengths
             low += len(order)
         self.drop()
-        self._parts, self._file, self._path = result._parts, result._file, result._path
+        self._parts, self._file = result._parts, result._file
+        if result._path is not None and self._path is not None:
+            result._path.replace(self._path)  # the open file moves along
 
     def finish(self) -> np.ndarray:
         """Return all rows; mapped read-only where they lie in a file."""

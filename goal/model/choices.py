@@ -106,7 +106,7 @@ class Choices(nn.Module):
         return mask
 
     def teacher_forced(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return `(..., T, V)` bool: the tokens that may follow each prefix of ``tokens`` `(..., T)`, which begins with SOS."""
+        """Return `(..., T, V)` bool: what may follow each prefix of ``tokens`` `(..., T)`, which begins with SOS."""
         state = self.start(tokens.shape[:-1], tokens.device)
         masks = []
         for step in range(tokens.shape[-1]):

@@ -17,7 +17,7 @@ from goal_kernels import routed_experts
 
 @dataclass
 class Memory:
-    """What the decoder reads: encoder states with their mask, the multiplier's vector, and per-layer keys and values."""
+    """What the decoder reads: the multiplier's vector, and each layer's keys and values of the encoder's states."""
 
     condition: torch.Tensor
     """`(B, D)`."""
@@ -73,7 +73,7 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x: torch.Tensor, memory: Memory, layer: int, cache: Cache | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`(B, m, T, D)` to the same and the routing probabilities `(B, m * T, E)`; with a cache, T new tokens follow it."""
+        """`(B, m, T, D)` to the same and routing probabilities `(B, m * T, E)`; with a cache, T tokens follow it."""
         batch, samples, steps, _ = x.shape
         normed = self.self_norm(x).flatten(0, 1)
         keys_values = self.self_attention.keys_values(normed)

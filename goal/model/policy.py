@@ -177,7 +177,7 @@ class Policy(nn.Module):
             )
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write weights (safetensors), config.json, vocabulary.json and scaling.json into ``folder``, created if absent."""
+        """Write weights (safetensors), config.json, vocabulary.json and scaling.json into ``folder``."""
         save(self, Path(folder))
 
     @classmethod

@@ -172,7 +172,7 @@ class Loop:
         numbers = {key: float(value) for key, value in values.items()}
         if not math.isfinite(numbers["loss"]):
             raise FloatingPointError(
-                f"{name}, step {step}: loss is {numbers['loss']}; lower learning_rate, or look for extreme values in the log"
+                f"{name}, step {step}: loss is {numbers['loss']}; lower learning_rate, or look for extremes in the log"
             )
         if self.metrics is not None:
             self.metrics.append(name, step, {**numbers, "learning_rate": rate, "step_seconds": round(seconds, 4)})

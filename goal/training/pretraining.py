@@ -14,7 +14,7 @@ from goal.tokenizer import PAD, IncentiveTokenizer
 
 
 def weighted_next_token_loss(logits: torch.Tensor, targets: torch.Tensor, token_weights: torch.Tensor) -> torch.Tensor:
-    """Mean over sequences of sum_t omega_t * -log P(g_t), omega = log10(v + 1) + delta; EOS has v = 0, PAD never counts.
+    """Mean over sequences of sum_t omega_t * -log P(g_t), omega = log10(v + 1) + delta; EOS has v = 0, PAD no part.
 
     Args:
         logits: `(B, T, V)` raw logits; -inf where a choice is forbidden.

@@ -47,7 +47,7 @@ class Segments:
         return len(self.counts)
 
     def batch(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, History]:
-        """Return `(P,)` flat positions of the decisions in the windows, their `(P,)` rows of the log, and the windows."""
+        """Return `(P,)` flat positions of the decisions in the windows, their `(P,)` rows, and the windows."""
         history = self.windows.batch(indices)
         place = torch.arange(history.window)
         lengths = history.lengths[:, None]
@@ -149,7 +149,7 @@ class ValueStage:
         self._set_scales()
         targets = copy.deepcopy(reward.values).requires_grad_(False)
         self.targets: list[LongHorizonValue] = list(targets)  # pyright: ignore[reportAssignmentType]
-        self.module = nn.ModuleDict({"values": reward.values, "targets": targets})
+        self.module = nn.ModuleDict({"online": reward.values, "target": targets})
 
     @torch.no_grad()
     def _set_scales(self) -> None:

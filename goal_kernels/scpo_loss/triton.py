@@ -8,6 +8,8 @@ fixed order, so that every run gives the same bits.
 
 from __future__ import annotations
 
+import sys
+
 import torch
 import triton
 import triton.language as tl
@@ -39,11 +41,10 @@ def sequence_tile(steps: int, vocabulary: int) -> int:
 
 
 @triton.jit
-def scpo_rows(pointer, row, v, stride, inside):
+def scpo_rows(pointer, row, v, stride, inside, filler):
     """Log-softmax of `[S, T, V]` rows: probabilities, log-probabilities with 0 where masked, that mask, and the lse."""
-    x = tl.load(pointer + row[:, :, None] + v[None, None, :] * stride, inside, other=float("-inf")).to(tl.float32)
+    x = tl.load(pointer + row[:, :, None] + v[None, None, :] * stride, inside, other=filler).to(tl.float32)
     top = tl.max(x, axis=2)
-    top = tl.where(top == float("-inf"), 0.0, top)
     shifted = x - top[:, :, None]
     weight = tl.exp(shifted)
     total = tl.sum(weight, axis=2)
@@ -53,7 +54,7 @@ def scpo_rows(pointer, row, v, stride, inside):
     return weight * (1.0 / total)[:, :, None], log_probs, masked, top + log_total
 
 
-@triton.jit(do_not_specialize=["sequences", "blocks", "programs"])
+@triton.jit(do_not_specialize=["sequences", "programs"])
 def scpo_loss_kernel(
     logits,
     reference,
@@ -64,7 +65,6 @@ def scpo_loss_kernel(
     gradient,
     partials,
     sequences,
-    blocks,
     programs,
     steps,
     vocabulary,
@@ -96,8 +96,7 @@ def scpo_loss_kernel(
     highs = tl.zeros([S], tl.float32)
     smallest = tl.full([S], float("inf"), tl.float32)
     largest = tl.full([S], float("-inf"), tl.float32)
-    for block in range(tl.program_id(0), blocks, programs):
-        first = block.to(tl.int64) * S
+    for first in range(tl.program_id(0).to(tl.int64) * S, sequences, programs * S):
         there = s < sequences - first
         length = tl.load(lengths + first + s, there, other=0).to(tl.int32)
         length = tl.minimum(tl.maximum(length, 0), steps)
@@ -111,13 +110,12 @@ def scpo_loss_kernel(
         row = g * logits_g + t[None, :].to(tl.int64) * logits_t
         reference_row = g * reference_g + t[None, :].to(tl.int64) * reference_t
         inside = valid[:, :, None] & (v < vocabulary)[None, None, :]
-
-        p, log_p, masked, lse = scpo_rows(logits, row, v, logits_v, inside)
-        _, log_q, reference_masked, reference_lse = scpo_rows(reference, reference_row, v, reference_v, inside)
+        # Rows of padding become even distributions, whose numbers are finite and then dropped.
+        filler = tl.where(v < vocabulary, 0.0, float("-inf"))[None, None, :]        p, log_p, masked, lse = scpo_rows(logits, row, v, logits_v, inside, filler)
+        _, log_q, reference_masked, reference_lse = scpo_rows(reference, reference_row, v, reference_v, inside, filler)
         chosen = tl.load(logits + row + token.to(tl.int64) * logits_v, valid, other=0.0).to(tl.float32) - lse
 
         entropy = -tl.sum(p * log_p, axis=2)
-        # Outside padding the rows below hold NaN-free values or the NaN of the logits themselves.
         if EXACT:
             supported = ~masked & ~reference_masked
             difference = tl.where(supported, log_p - log_q, 0.0)
@@ -263,9 +261,9 @@ def scpo_loss_op(
     loss, statistics, gradient = _outputs(logits, with_gradient)
     step_tile, vocabulary_tile = triton.next_power_of_2(max(steps, 1)), triton.next_power_of_2(vocabulary)
     sequence_count = max(1, TILE // (step_tile * vocabulary_tile))
-    blocks = triton.cdiv(sequences, sequence_count)
+    most = PROGRAMS_PER_MULTIPROCESSOR * multiprocessors(logits.device)
+    programs = max(1, min(triton.cdiv(sequences, sequence_count), most))
     with on_device_of(logits):
-        programs = max(1, min(blocks, PROGRAMS_PER_MULTIPROCESSOR * multiprocessors(logits.device)))
         partials = torch.empty(programs, PARTIALS.value, dtype=torch.float32, device=logits.device)
         scpo_loss_kernel[(programs,)](
             logits,
@@ -277,7 +275,6 @@ def scpo_loss_op(
             gradient,
             partials,
             sequences,
-            blocks,
             programs,
             steps,
             vocabulary,
@@ -361,6 +358,8 @@ def _backward(ctx, upstream: Tensor | None, *_: Tensor | None) -> tuple[Tensor |
     gradient, ctx.gradient = ctx.gradient, None
     if gradient is None:  # a second backward pass through a retained graph
         gradient = scpo_loss_op(*inputs, *ctx.options)[2]
+    elif sys.getrefcount(gradient) > 2:  # whoever called the op itself still holds it
+        gradient = gradient.clone()
     scale_op(gradient, upstream, factor)
     return gradient, *nothing
 

@@ -128,7 +128,11 @@ def encode(values: Iterable[float], vocabulary: Sequence[float], *, max_length: 
 def decode(sequences: Iterable[Sequence[int]], vocabulary: Sequence[float]) -> list[float]:
     """The amount that each sequence adds up to."""
     unit = find_unit(vocabulary, vocabulary[-1])
-    if unit is None:
-        return [math.fsum(vocabulary[token] for token in sequence) for sequence in sequences]
-    counts = [count_units(value, unit) for value in vocabulary]
-    return [float(sum(counts[token] for token in sequence) * unit) for sequence in sequences]
+    steps = list(vocabulary) if unit is None else [count_units(value, unit) for value in vocabulary]
+    amounts = []
+    for sequence in sequences:
+        total = 0.0 if unit is None else 0
+        for token in sequence:  # not sum(), which from Python 3.12 on corrects rounding
+            total += steps[token]
+        amounts.append(total if unit is None else float(total * unit))
+    return amounts
