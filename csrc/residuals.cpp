@@ -91,63 +91,45 @@ BucketedResiduals::BucketedResiduals(std::size_t capacity, double min_unit, doub
     : min_unit_(min_unit), first_bits_(to_bits(min_unit)) {
     const std::uint64_t range = largest > min_unit ? to_bits(largest) - first_bits_ : 0;
     while ((range >> shift_) >= kBuckets) ++shift_;
-    const std::size_t buckets = static_cast<std::size_t>(range >> shift_) + 1;
-    heads_.assign(buckets, 0);
-    sizes_.assign(buckets, 0);
+    buckets_.resize(static_cast<std::size_t>(range >> shift_) + 1);
     // Every bucket may have one block that is not full, and one block is being emptied while its values move on.
-    const std::size_t blocks = capacity / kBlock + buckets + 1;
+    const std::size_t blocks = capacity / kBlock + buckets_.size() + 2;
     values_.reset(new double[blocks * kBlock]);
-    next_.reset(new std::uint32_t[blocks]);
+    previous_.reset(new std::uint32_t[blocks]);
 }
 
-std::uint32_t BucketedResiduals::take_block() {
-    if (free_blocks_.empty()) return used_blocks_++;
-    const std::uint32_t block = free_blocks_.back();
-    free_blocks_.pop_back();
-    return block;
-}
-
-void BucketedResiduals::add(double residual) {
-    if (residual <= min_unit_) {
-        if (residual > 0.0) ++dust_;
-        return;
+void BucketedResiduals::extend(Bucket& bucket) {
+    std::uint32_t block = used_blocks_;
+    if (free_blocks_.empty()) {
+        ++used_blocks_;
+    } else {
+        block = free_blocks_.back();
+        free_blocks_.pop_back();
     }
-    const std::size_t bucket = bucket_of(residual);
-    const std::size_t place = sizes_[bucket] % kBlock;
-    if (place == 0) {
-        const std::uint32_t block = take_block();
-        next_[block] = heads_[bucket];
-        heads_[bucket] = block;
-    }
-    values_[std::size_t{heads_[bucket]} * kBlock + place] = residual;
-    ++sizes_[bucket];
-    ++bucketed_;
+    previous_[block] = bucket.size == 0 ? 0 : static_cast<std::uint32_t>((bucket.end - 1) / kBlock);
+    bucket.end = std::size_t{block} * kBlock;
 }
 
 void BucketedResiduals::subtract(double step) {
     // Ascending, so that a residual which is still at least step afterwards is not met a second time.
-    for (std::size_t bucket = bucket_of(step); bucket < sizes_.size(); ++bucket) {
-        std::uint64_t left = sizes_[bucket];
-        if (left == 0) continue;
-        std::size_t in_block = static_cast<std::size_t>((left - 1) % kBlock + 1);
-        std::uint32_t block = heads_[bucket];
-        sizes_[bucket] = 0;
-        bucketed_ -= left;
-        while (left > 0) {
-            const double* values = values_.get() + std::size_t{block} * kBlock;
-            for (std::size_t i = 0; i < in_block; ++i) add(values[i] >= step ? values[i] - step : values[i]);
-            left -= in_block;
-            in_block = kBlock;
-            const std::uint32_t emptied = block;
-            block = next_[block];
-            free_blocks_.push_back(emptied);
-        }
+    for (std::size_t i = bucket_of(step); i < buckets_.size(); ++i) {
+        const Bucket bucket = buckets_[i];
+        buckets_[i] = Bucket{};
+        walk(
+            bucket, [&](double value) { add(value >= step ? value - step : value); },
+            [&](std::size_t block) { free_blocks_.push_back(static_cast<std::uint32_t>(block)); });
     }
+}
+
+std::uint64_t BucketedResiduals::size() const {
+    std::uint64_t size = dust_;
+    for (const Bucket& bucket : buckets_) size += bucket.size;
+    return size;
 }
 
 std::uint64_t ShardedResiduals::size() const {
     std::uint64_t size = 0;
-    for (const BucketedResiduals& shard : shards_) size += shard.dust() + shard.bucketed();
+    for (const BucketedResiduals& shard : shards_) size += shard.size();
     return size;
 }
 
@@ -163,7 +145,7 @@ double ShardedResiduals::at(std::uint64_t index) const {
 // The residual of that rank within a bucket: large buckets are narrowed by counting the next bits first.
 double ShardedResiduals::select(std::size_t bucket, std::uint64_t index) const {
     constexpr int kDigit = 11;
-    constexpr std::uint64_t kSmall = 1 << 16;
+    constexpr std::uint64_t kSmall = 1 << 14;
     std::uint64_t size = 0;
     for (const BucketedResiduals& shard : shards_) size += shard.bucket_size(bucket);
     std::uint64_t floor = shards_.front().bucket_floor(bucket);

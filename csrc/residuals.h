@@ -62,46 +62,63 @@ public:
     // Up to `capacity` residuals in (min_unit, largest].
     BucketedResiduals(std::size_t capacity, double min_unit, double largest);
 
-    void add(double residual);  // at most `largest`
+    void add(double residual) {  // at most `largest`
+        if (residual <= min_unit_) {
+            dust_ += residual > 0.0 ? 1 : 0;
+            return;
+        }
+        Bucket& bucket = buckets_[bucket_of(residual)];
+        if (bucket.end % kBlock == 0) extend(bucket);
+        values_[bucket.end++] = residual;
+        ++bucket.size;
+    }
     void subtract(double step);
 
-    std::uint64_t dust() const { return dust_; }
-    std::uint64_t bucketed() const { return bucketed_; }
-    std::size_t buckets() const { return sizes_.size(); }
-    std::uint64_t bucket_size(std::size_t bucket) const { return sizes_[bucket]; }
+    std::uint64_t size() const;
+    std::size_t buckets() const { return buckets_.size(); }
+    std::uint64_t bucket_size(std::size_t bucket) const { return buckets_[bucket].size; }
     std::uint64_t bucket_floor(std::size_t bucket) const { return first_bits_ + (std::uint64_t{bucket} << shift_); }
     int bucket_bits() const { return shift_; }
 
     template <typename Visit>
     void for_each(std::size_t bucket, const Visit& visit) const {
-        std::uint64_t left = sizes_[bucket];
-        std::size_t in_block = left == 0 ? 0 : (left - 1) % kBlock + 1;
-        for (std::uint32_t block = heads_[bucket]; left > 0; block = next_[block]) {
-            const double* values = values_.get() + std::size_t{block} * kBlock;
-            for (std::size_t i = 0; i < in_block; ++i) visit(values[i]);
-            left -= in_block;
-            in_block = kBlock;
-        }
+        walk(buckets_[bucket], visit, [](std::size_t) {});
     }
 
 private:
     static constexpr std::size_t kBlock = 64;
-    static constexpr std::size_t kBuckets = 2048;
+    static constexpr std::size_t kBuckets = 1024;
+
+    struct Bucket {
+        std::size_t end = 0;  // where the next value goes, in the block that was added last; a multiple of kBlock: nowhere
+        std::uint64_t size = 0;
+    };
+
+    // Visits the values of a bucket, and each block of it once its values have been visited.
+    template <typename Visit, typename Leave>
+    void walk(Bucket bucket, const Visit& visit, const Leave& leave) const {
+        while (bucket.size > 0) {
+            const std::size_t block = (bucket.end - 1) / kBlock;
+            const std::size_t begin = block * kBlock;
+            for (std::size_t i = begin; i < bucket.end; ++i) visit(values_[i]);
+            bucket.size -= bucket.end - begin;
+            bucket.end = (std::size_t{previous_[block]} + 1) * kBlock;
+            leave(block);
+        }
+    }
 
     std::size_t bucket_of(double residual) const { return (to_bits(residual) - first_bits_) >> shift_; }
-    std::uint32_t take_block();
+    void extend(Bucket& bucket);
 
     double min_unit_;
     std::uint64_t first_bits_;
     int shift_ = 0;
     std::uint64_t dust_ = 0;
-    std::uint64_t bucketed_ = 0;
     std::unique_ptr<double[]> values_;  // uninitialised, so that memory is taken only as blocks are used
-    std::unique_ptr<std::uint32_t[]> next_;
+    std::unique_ptr<std::uint32_t[]> previous_;
     std::uint32_t used_blocks_ = 0;
     std::vector<std::uint32_t> free_blocks_;
-    std::vector<std::uint32_t> heads_;
-    std::vector<std::uint64_t> sizes_;
+    std::vector<Bucket> buckets_;
 };
 
 // Bucketed residuals in as many shards as there are threads; where they are split does not show in any result.

@@ -173,6 +173,32 @@ void Tokenizer::decompose(double* residuals, std::size_t size, std::size_t max_l
     }
 }
 
+// The quick way for a block of multiples of the unit that all have whole rows in the table, as most blocks do: finds
+// where their rows begin, and their lengths. False where one of them does not.
+template <typename Amount>
+bool Tokenizer::look_up(const Amount* amounts, std::size_t size, const Table& table, std::size_t max_length,
+                        std::size_t* rows, std::int32_t* lengths) const {
+    const Grid grid = *grid_;
+    const double limit = static_cast<double>(table.size);
+    std::int32_t ks[kBlock];
+    bool found = true;
+    for (std::size_t i = 0; i < size; ++i) {
+        const double count = grid.count(amounts[i]);
+        const bool inside = count >= 0.0 && count < limit;
+        ks[i] = static_cast<std::int32_t>(inside ? count : 0.0);
+        found = found && inside;
+    }
+    if (!found) return false;
+    std::int32_t longest = 0;
+    for (std::size_t i = 0; i < size; ++i) {
+        const auto k = static_cast<std::size_t>(ks[i]);
+        rows[i] = k * max_length;
+        lengths[i] = table.lengths[k];
+        longest = std::max(longest, lengths[i]);
+    }
+    return static_cast<std::size_t>(longest) <= max_length;
+}
+
 template <typename Amount>
 std::size_t Tokenizer::encode(const Amount* amounts, std::size_t size, std::size_t max_length, bool truncate, int threads,
                               std::int32_t* tokens, std::int32_t* lengths) const {
@@ -198,8 +224,16 @@ std::size_t Tokenizer::encode(const Amount* amounts, std::size_t size, std::size
             lengths[i] = length;
         };
         for (std::size_t block = begin; block < end; ++block) {
+            const std::size_t first = block * kBlock;
+            const std::size_t last = std::min(first + kBlock, size);
+            if (table.size > 0 && look_up(amounts + first, last - first, table, max_length, places, lengths + first)) {
+                for (std::size_t i = first; i < last; ++i) {
+                    write_row(tokens + i * max_length, table.rows.data() + places[i - first], max_length, aligned);
+                }
+                continue;
+            }
             std::size_t count = 0;
-            for (std::size_t i = block * kBlock; i < std::min((block + 1) * kBlock, size); ++i) {
+            for (std::size_t i = first; i < last; ++i) {
                 if (!is_valid(amounts[i])) throw InvalidAmount(i, amounts[i]);
                 const double residual = grid_ ? grid_->floor_count(amounts[i]) : static_cast<double>(amounts[i]);
                 if (residual < static_cast<double>(table.size)) {

@@ -118,8 +118,12 @@ std::optional<DenseCounts> count_multiples(const Amount* amounts, std::size_t si
         bool quotients = true;
         bool products = true;
     };
+    const auto fits = [&](double count) { return count >= 0.0 && count < static_cast<double>(limit); };
+    for (std::size_t i = 0; i < std::min<std::size_t>(size, 256); ++i) {
+        if (!fits(grid.count(amounts[i]))) return std::nullopt;  // before any memory is taken
+    }
     std::vector<Piece> pieces(workers);
-    DenseCounts total{std::vector<std::uint64_t>(limit, 0)};
+    DenseCounts total;
     constexpr std::size_t kStretch = std::size_t{1} << 31;  // so that 32-bit counts cannot overflow
     for (std::size_t start = 0; start < size; start += kStretch) {
         parallel_for(std::min(kStretch, size - start), workers, [&](std::size_t begin, std::size_t end, std::size_t worker) {
@@ -128,7 +132,7 @@ std::optional<DenseCounts> count_multiples(const Amount* amounts, std::size_t si
             std::uint32_t* counts = piece.counts.data();
             for (std::size_t i = start + begin; i < start + end; ++i) {
                 const double count = grid.count(amounts[i]);
-                if (!(count >= 0.0 && count < static_cast<double>(limit))) {
+                if (!fits(count)) {
                     piece.failed = true;
                     return;
                 }
@@ -141,6 +145,9 @@ std::optional<DenseCounts> count_multiples(const Amount* amounts, std::size_t si
         });
         for (const Piece& piece : pieces) {
             if (piece.failed) return std::nullopt;
+        }
+        total.counts.resize(limit, 0);
+        for (const Piece& piece : pieces) {
             for (std::size_t k = 0; k < piece.counts.size(); ++k) total.counts[k] += piece.counts[k];
         }
     }
@@ -230,8 +237,8 @@ std::vector<double> build_vocabulary(const Amount* amounts, std::size_t size, co
                                      int threads) {
     check(options);
     const std::size_t workers = worthwhile_workers(size, threads);
-    // Counters take less than a fifth of the input's memory, or half a megabyte where that is more.
-    const std::size_t limit = std::max<std::size_t>(std::size_t{1} << 16, size * sizeof(Amount) / (6 * (4 * workers + 8)));
+    // Counters take less than a fifth of the input's memory, or some ten kilobytes where that is more.
+    const std::size_t limit = std::max<std::size_t>(4096, size * sizeof(Amount) / (6 * (4 * workers + 8)));
     Grid grid(options.min_unit, 0);
     std::optional<DenseCounts> dense = grid.exact() ? count_multiples<true>(amounts, size, grid, limit, workers)
                                                     : count_multiples<false>(amounts, size, grid, limit, workers);
@@ -246,7 +253,7 @@ std::vector<double> build_vocabulary(const Amount* amounts, std::size_t size, co
     }
     const double largest = check_amounts(amounts, size, workers);
     if (!(largest > 0.0)) refuse_without_amounts(size);
-    const std::size_t few = std::max<std::size_t>(4096, size / 64);
+    const std::size_t few = std::max<std::size_t>(4096, size / 512);
     if (const std::optional<CountedAmounts> counted = count_distinct(amounts, size, few, workers)) {
         return build_vocabulary(*counted, std::is_same_v<Amount, float>, options);
     }

@@ -44,10 +44,10 @@ class VocabularyConfig:
 class NetworkConfig:
     """What a user chooses of the policy network and of the rules its amounts obey."""
 
-    window: int = 16
+    window: int = 8
     """Events in a window, the pending one included."""
     dimension: int = 64
-    heads: int = 4
+    heads: int = 2
     convolution: bool = True
     """Dilated causal convolution before the attention; False is the ablation "w/o DCC"."""
     kernel_size: int = 3
@@ -206,10 +206,14 @@ class ScpoConfig:
 
     loop: LoopConfig = LoopConfig(steps=600, batch_size=64, learning_rate=2e-3)
     """`batch_size` counts states; every state meets every multiplier."""
-    rollout: Literal["shared", "per_multiplier"] = "per_multiplier"
-    """Whether the candidates of a state are drawn once for all multipliers or once for each (docs/decisions.md 3)."""
+    rollout: Literal["auto", "exact", "shared", "per_multiplier"] = "auto"
+    """Where a group's candidates come from (docs/decisions.md 3): "exact" takes every allowed amount, weighted by its
+    probability, where the log lists them; "shared" draws once a state for all multipliers, "per_multiplier" once for
+    each. "auto" is exact where amounts are listed, else per_multiplier."""
     group_size: int = 16
     """m, the candidates of one (state, multiplier)."""
+    exploration: float = 0.05
+    """Probability added, over all amounts, to those better than the policy's mean, in the exact rollout."""
     updates_per_rollout: int = 4
     clip_low: float = 0.2
     clip_high: float = 0.28

@@ -7,46 +7,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from goal.errors import ConfigurationError
-from goal_kernels.vocabulary import build_vocabulary, decode, encode
+from goal.errors import ConfigurationError, LogError
+from goal.vocabulary import FitStatistics, in_chunks, measure, parquet_amounts
+from goal_kernels.vocabulary import VocabularyAccumulator, build_vocabulary, decode, encode
 
 PAD, SOS, EOS = 0, 1, 2
 SPECIAL_TOKENS = 3
 FILE_NAME = "vocabulary.json"
 FORMAT = 1
-CHUNK = 1 << 20
 
-
-@dataclass(frozen=True)
-class FitStatistics:
-    """What a vocabulary does to the amounts it was fitted on. Errors leave out zeros, lengths do not; neither counts EOS."""
-
-    size: int
-    """Values in the vocabulary, special tokens not counted."""
-    amounts: int
-    zeros: int
-    mean_length: float
-    worst_length: int
-    length_counts: tuple[int, ...]
-    """How many amounts have 0, 1, 2, ... tokens."""
-    worst_error: float
-    """Largest difference between an amount and its decoding, in the incentive's unit; below min_unit."""
-    worst_relative_error: float
-    """Largest difference as a share of the amount; 1 where an amount is below min_unit."""
-
-    def __str__(self) -> str:
-        return (
-            f"{self.size} values; length mean {self.mean_length:.3f}, worst {self.worst_length}; "
-            f"worst error {self.worst_error:.6g}, relative {self.worst_relative_error:.3g}; "
-            f"{self.amounts} amounts, {self.zeros} of them 0"
-        )
+Method = Literal["paper"]
 
 
 class IncentiveTokenizer:
@@ -91,15 +68,14 @@ class IncentiveTokenizer:
         min_unit: float = 1.0,
         max_tokens: int = 512,
         max_length: int = 16,
-        method: Literal["paper"] = "paper",
+        method: Method = "paper",
     ) -> IncentiveTokenizer:
-        """Builds the vocabulary of ``amounts`` and measures it; see `goal_kernels.build_vocabulary` for the options.
+        """Builds the vocabulary of ``amounts`` `(N,)` and measures it; options as in `goal_kernels.build_vocabulary`.
 
         Raises:
             ConfigurationError: bad amounts or options, or an amount that needs more than ``max_length`` tokens.
         """
-        if method != "paper":
-            raise ConfigurationError(f'method is {method!r}, expected "paper"')
+        _check_method(method)
         array = _as_amounts(amounts)
         try:
             values = build_vocabulary(
@@ -111,9 +87,61 @@ class IncentiveTokenizer:
                 min_unit=min_unit,
                 max_tokens=max_tokens,
             )
-            statistics = measure(array, values, max_length=max_length)
+            statistics = measure(in_chunks(array), values, max_length=max_length)
         except (TypeError, ValueError) as error:
             raise ConfigurationError(f"cannot fit a vocabulary: {error}") from error
+        return cls(values, max_length=max_length, statistics=statistics)
+
+    @classmethod
+    def fit_parquet(
+        cls,
+        path: str | Path,
+        column: str,
+        *,
+        q_start: float = 0.9999,
+        q_end: float = 0.9,
+        decay: float = 0.99,
+        relative_error: float = 1e-3,
+        min_unit: float = 1.0,
+        max_tokens: int = 512,
+        max_length: int = 16,
+        method: Method = "paper",
+    ) -> IncentiveTokenizer:
+        """As `fit`, over a Parquet file or a folder of them, with one row group in memory at a time.
+
+        The vocabulary is that of `fit` on all amounts while there are at most about a million distinct ones; beyond
+        that its percentiles are off by the rank error that `goal_kernels.VocabularyAccumulator` states. The statistics
+        cover every amount either way.
+
+        Raises:
+            LogError: the file or the column cannot be used.
+            ConfigurationError: as in `fit`.
+        """
+        _check_method(method)
+        accumulator = VocabularyAccumulator()
+        kinds = set()
+        try:
+            for chunk in parquet_amounts(path, column):
+                accumulator.add(chunk)
+                kinds.add(chunk.dtype)
+            values = accumulator.build(
+                q_start=q_start,
+                q_end=q_end,
+                decay=decay,
+                relative_error=relative_error,
+                min_unit=min_unit,
+                max_tokens=max_tokens,
+            )
+            chunks = parquet_amounts(path, column)
+            if accumulator.exact and len(kinds) == 1:
+                amounts, counts = accumulator.counted()
+                amounts = np.append(0.0, amounts).astype(kinds.pop())
+                chunks = [(amounts, np.append(np.uint64(accumulator.zeros), counts))]
+            statistics = measure(chunks, values, max_length=max_length)
+        except LogError:
+            raise
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(f"cannot fit a vocabulary to column {column!r} of {path}: {error}") from error
         return cls(values, max_length=max_length, statistics=statistics)
 
     @property
@@ -236,41 +264,9 @@ class IncentiveTokenizer:
         )
 
 
-def measure(amounts: Any, values: np.ndarray, *, max_length: int) -> FitStatistics:
-    """Lengths and errors of ``amounts`` `(N,)` under the vocabulary ``values``, a chunk at a time.
-
-    Raises:
-        ValueError: an amount is bad or needs more than ``max_length`` tokens.
-    """
-    array = _as_amounts(amounts)
-    length_counts = np.zeros(max_length + 1, dtype=np.int64)
-    zeros = 0
-    worst_error = worst_relative_error = 0.0
-    for begin in range(0, len(array), CHUNK):
-        chunk = array[begin : begin + CHUNK]
-        tokens, lengths = encode(chunk, values, max_length=max_length)
-        length_counts += np.bincount(lengths, minlength=max_length + 1)
-        positive = chunk > 0
-        zeros += len(chunk) - int(positive.sum())
-        exact = chunk[positive].astype(np.float64)
-        error = np.abs(exact - decode(tokens[positive], values))
-        if chunk.dtype == np.float32:
-            # Decoding gives the multiple that a float32 amount stands for; their difference is float32's, not ours.
-            error[error <= np.spacing(chunk[positive]) / 2] = 0.0
-        worst_error = max(worst_error, float(error.max(initial=0.0)))
-        worst_relative_error = max(worst_relative_error, float((error / exact).max(initial=0.0)))
-    worst_length = int(np.flatnonzero(length_counts).max(initial=0))
-    total = int(length_counts.sum())
-    return FitStatistics(
-        size=len(values),
-        amounts=total,
-        zeros=zeros,
-        mean_length=float(length_counts @ np.arange(max_length + 1)) / max(total, 1),
-        worst_length=worst_length,
-        length_counts=tuple(int(count) for count in length_counts[: worst_length + 1]),
-        worst_error=worst_error,
-        worst_relative_error=worst_relative_error,
-    )
+def _check_method(method: str) -> None:
+    if method != "paper":
+        raise ConfigurationError(f'method is {method!r}, expected "paper"')
 
 
 def _as_amounts(amounts: Any) -> np.ndarray:

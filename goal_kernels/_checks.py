@@ -7,6 +7,7 @@ value or shape) whose message names the argument, what came and what was expecte
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 FLOATING = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 INTEGER = (torch.int64, torch.int32)
+DEBUG_VARIABLE = "GOAL_KERNELS_DEBUG"
 
 
 def check_tensor(argument: str, value: object, *, dtypes: Sequence[torch.dtype] = FLOATING) -> None:
@@ -81,3 +83,8 @@ def check_choice(argument: str, value: object, choices: Sequence[str]) -> None:
     """`value` is one of `choices`."""
     if value not in choices:
         raise ValueError(f"{argument} is {value!r}; expected one of {', '.join(map(repr, choices))}")
+
+
+def debugging() -> bool:
+    """Whether checks of values run that cost a synchronisation on a GPU: `GOAL_KERNELS_DEBUG=1` in the environment."""
+    return not torch.compiler.is_compiling() and os.environ.get(DEBUG_VARIABLE, "") == "1"

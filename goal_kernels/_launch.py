@@ -10,7 +10,7 @@ import triton
 from torch import Tensor
 
 # Where kernels run in Triton's interpreter, CUDA assembly and 16-bit arithmetic are not available.
-INTERPRETING = bool(triton.knobs.runtime.interpret)
+INTERPRETING = bool(triton.knobs.runtime.interpret)  # pyright: ignore[reportAttributeAccessIssue]
 
 # Programs of a grid-stride kernel in the interpreter: more than one, so that striding is exercised.
 INTERPRETED_MULTIPROCESSORS = 2

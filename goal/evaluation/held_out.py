@@ -15,7 +15,9 @@ from goal.model import Policy
 BATCH = 2048
 
 
-def amount_accuracy(policy: Policy, data: Data, windows: Windows, multipliers: tuple[float, ...]) -> list[dict[str, Any]]:
+def amount_accuracy(
+    policy: Policy, data: Data, windows: Windows, multipliers: tuple[float, ...]
+) -> list[dict[str, Any]]:
     """Errors of predicted amounts on held-out decisions, one row a predictor.
 
     The policy's prediction is the median of its samples, which is the best constant under the absolute error; "mean of
@@ -103,7 +105,9 @@ def _boosting(training: Windows, held_out: Windows, *, most_rows: int = 50_000) 
 def _flat(windows: Windows, indices: np.ndarray) -> np.ndarray:
     """Windows as `(n, features)`, the pending event last and absent events missing (NaN)."""
     history = windows.batch(indices)
-    parts = torch.cat([history.numeric, history.categorical.float(), history.incentives[..., None], history.outcomes], -1)
+    parts = torch.cat(
+        [history.numeric, history.categorical.float(), history.incentives[..., None], history.outcomes], -1
+    )
     place = torch.arange(history.window)
     parts[place >= history.lengths[:, None]] = torch.nan
     # Right-padded windows are turned so that the same column is the same distance from the present.

@@ -64,7 +64,7 @@ def from_numpy(name: str, values: np.ndarray) -> pa.Array:
 
 
 def numbers(name: str, column: pa.Array, place: Place) -> np.ndarray:
-    """Return float64 values, NaN where missing; text that spells numbers is parsed.
+    """Return float64 values, NaN where missing; text that spells numbers is parsed, and booleans are 0 and 1.
 
     Raises:
         LogError: a value is not a number.
@@ -74,7 +74,12 @@ def numbers(name: str, column: pa.Array, place: Place) -> np.ndarray:
     if pa.types.is_null(kind):
         return np.full(len(column), np.nan)
     if pa.types.is_large_string(kind):
-        return _to_float(_parse(name, _present(column), pa.float64(), place, "a number"))
+        column = _present(column)
+        if _casts(column, pa.bool_()) and not _casts(column, pa.float64()):  # "true" and "false", as CSV writers put it
+            column = column.cast(pa.bool_())
+        else:
+            column = _parse(name, column, pa.float64(), place, "a number")
+        kind = column.type
     if pa.types.is_boolean(kind):
         return _to_float(column.cast(pa.int8()).cast(pa.float64()))
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
@@ -266,7 +271,7 @@ def _to_float(column: pa.Array) -> np.ndarray:
 
 
 def _shown(value: float) -> str:
-    return str(int(value)) if value.is_integer() else repr(value)
+    return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
 
 
 def non_negative(values: np.ndarray) -> np.ndarray:

@@ -67,8 +67,8 @@ class Schema:
         propensity: column of the probability with which the logged amount was chosen, in (0, 1].
         horizon: length of an episode where it is fixed: a user's ``horizon``-th event ends the episode.
         clock: numeric feature that only tells which share of the episode has passed: (place in the episode) / horizon.
-            Naming it says that what a user does depends on their history and not on the clock, so that a state met early
-            also teaches what it is worth late; needs ``horizon``.
+            Naming it says that what a user does depends on their history and not on the clock, so that a state met
+            early also teaches what it is worth late; needs ``horizon``.
         incentive_unit: unit of amounts, for reports.
         currency: unit of revenue and cost, for reports.
 
@@ -116,7 +116,8 @@ class Schema:
             )
         if self.clock is not None and (self.clock not in self.numeric or self.horizon is None):
             raise SchemaError(
-                f"schema: clock is {self.clock!r}; expected one of the numeric features {list(self.numeric)}, and a horizon"
+                f"schema: clock is {self.clock!r}; expected one of the numeric features {list(self.numeric)}, and a "
+                "horizon"
             )
         self._require_separate_roles()
 

@@ -85,10 +85,10 @@ class Policy(nn.Module):
     def score(self, memory: Memory, tokens: torch.Tensor) -> torch.Tensor:
         """Logits `(B, m, T, V)` of the policy after each of ``tokens`` `(B, m, T)`, which begin with SOS.
 
-        Where the first step decides alone, later steps have one choice each and are not computed.
+        Where the first step decides alone, it is computed once for all m, and later steps have one choice each.
         """
         mask = self.choices.teacher_forced(tokens)
-        if self.single_step and tokens.shape[-1] > 1:
+        if self.single_step:
             first = self.raw_logits(memory, tokens[:, :1, :1])
             return self.read(first.expand(-1, tokens.shape[1], tokens.shape[2], -1), mask)
         return self.read(self.raw_logits(memory, tokens), mask)

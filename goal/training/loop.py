@@ -51,6 +51,7 @@ class MetricsFile:
 
     def append(self, stage: str, step: int, values: Metrics) -> None:
         """Write one line."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a") as file:
             file.write(json.dumps({"stage": stage, "step": step, **values}) + "\n")
 

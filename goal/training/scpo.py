@@ -6,16 +6,18 @@ Shapes: S states, n multipliers, m candidates, T tokens, V vocabulary; G = S * n
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 
 from goal.config import ScpoConfig
+from goal.errors import ConfigurationError
 from goal.log import History
 from goal.model import Policy
 from goal.reward import RewardModel
-from goal.tokenizer import SOS
+from goal.tokenizer import PAD, SOS, IncentiveTokenizer
 from goal.training.states import StateSampler
 from goal_kernels import group_advantage, scpo_loss
 
@@ -60,6 +62,11 @@ class Scpo:
         self.states = states
         self.config = config
         self.multipliers = reward.multipliers
+        self.source = config.rollout
+        if self.source == "auto":
+            self.source = "exact" if policy.config.allowed_amounts is not None else "per_multiplier"
+        if self.source == "exact" and policy.config.allowed_amounts is None:
+            raise ConfigurationError("rollout='exact': needs a policy with allowed_amounts; take 'per_multiplier'")
 
     def after_step(self) -> None:
         """Nothing follows a step."""
@@ -80,49 +87,81 @@ class Scpo:
 
     @torch.no_grad()
     def rollout(self, history: History, generator: torch.Generator) -> Rollout:
-        """Sample m candidates for every (state, multiplier) and compute their advantages (Eqs. of r_lambda and A)."""
-        config, count = self.config, len(self.multipliers)
-        states = len(history)
-        shared = config.rollout == "shared"
-        if shared:
-            # mu, the mixture over the multipliers: each candidate's multiplier is drawn afresh.
-            chosen = torch.randint(count, (states, config.group_size), generator=generator).to(history.device)
-            generated = self.policy.generate(
-                history.repeat_interleave(config.group_size), self.multipliers[chosen.flatten()],
-                samples=1, greedy=False, generator=self._device_generator(generator),
-            )  # fmt: skip
-            tokens = generated.tokens[:, 0].unflatten(0, (states, config.group_size))
-            tokens = tokens.repeat_interleave(count, dim=0)
-            amounts = generated.amounts[:, 0].unflatten(0, (states, 1, config.group_size)).expand(-1, count, -1)
-            lengths = generated.lengths[:, 0].unflatten(0, (states, config.group_size)).repeat_interleave(count, dim=0)
-        else:
-            generated = self.policy.generate(
-                history.repeat_interleave(count), self.multipliers.repeat(states),
-                samples=config.group_size, greedy=False, generator=self._device_generator(generator),
-            )  # fmt: skip
-            tokens, lengths = generated.tokens, generated.lengths
-            amounts = generated.amounts.unflatten(0, (states, count))
+        """Take m candidates for every (state, multiplier) and compute their advantages (Eqs. of r_lambda and A)."""
+        config = self.config
+        tokens, lengths, amounts = self._candidates(history, generator)
         if self.policy.single_step:
             # What follows the first token has one choice: it adds nothing to ratio, KL or gradient.
             tokens, lengths = tokens[..., :1], lengths.clamp(max=1)
         inputs = torch.cat([torch.full_like(tokens[..., :1], SOS), tokens[..., :-1]], dim=-1)
         logits = self._logits(self.policy, history, inputs)
         old = logits.float().log_softmax(dim=-1).gather(-1, tokens[..., None])[..., 0]
-        table = self.reward.tabulate(history)
-        value = self.reward.at(table, amounts)
-        advantages = group_advantage(
-            value.reward, value.cost, self.multipliers, eps=config.advantage_epsilon, std_floor=config.std_floor
-        )
-        metrics = self._describe(advantages, amounts, value.reward - self.multipliers[:, None] * value.cost)
-        if shared:
-            inside = torch.arange(tokens.shape[-1], device=tokens.device) < lengths[..., None]
-            log_pi = old.where(inside, 0).sum(dim=-1).unflatten(0, (states, count))
-            log_mu = log_pi.logsumexp(dim=1, keepdim=True) - torch.tensor(float(count)).log()
+        inside = torch.arange(tokens.shape[-1], device=tokens.device) < lengths[..., None]
+        log_pi = old.where(inside, 0).sum(dim=-1).view(amounts.shape)
+        value = self.reward.at(self.reward.tabulate(history), amounts)
+        utility = value.reward - self.multipliers[:, None] * value.cost
+        if self.source == "exact":
+            advantages = self._expected_advantages(utility, log_pi.exp())
+        else:
+            advantages = group_advantage(
+                value.reward, value.cost, self.multipliers, eps=config.advantage_epsilon, std_floor=config.std_floor
+            )
+        metrics = self._describe(advantages, log_pi.exp(), amounts, utility)
+        if self.source == "shared":
+            log_mu = log_pi.logsumexp(dim=1, keepdim=True) - math.log(len(self.multipliers))
             advantages = advantages * (log_pi - log_mu).exp().clamp(max=config.importance_cap)
         return Rollout(
             history, inputs, tokens, lengths, old, self._logits(self.reference, history, inputs),
             advantages.flatten(0, 1), metrics,
         )  # fmt: skip
+
+    def _candidates(
+        self, history: History, generator: torch.Generator
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Tokens `(S * n, m, T)` up to EOS, lengths `(S * n, m)` and amounts `(S, n, m)`."""
+        config, count, states = self.config, len(self.multipliers), len(history)
+        if self.source == "exact":
+            policy = self.policy.config
+            assert policy.allowed_amounts is not None
+            amounts = torch.tensor(policy.allowed_amounts, dtype=torch.float64, device=history.device)
+            tokenizer = IncentiveTokenizer(policy.vocabulary, max_length=policy.max_length - 1)
+            tokens = tokenizer.encode(policy.allowed_amounts)[:, 1:].to(history.device)
+            lengths = (tokens != PAD).sum(dim=-1)
+            groups = states * count
+            return tokens.expand(groups, -1, -1), lengths.expand(groups, -1), amounts.expand(states, count, -1)
+        if self.source == "shared":
+            # mu, the mixture over the multipliers: each candidate's multiplier is drawn afresh.
+            chosen = torch.randint(count, (states, config.group_size), generator=generator).to(history.device)
+            generated = self.policy.generate(
+                history.repeat_interleave(config.group_size), self.multipliers[chosen.flatten()],
+                samples=1, greedy=False, generator=self._device_generator(generator),
+            )  # fmt: skip
+            tokens = generated.tokens[:, 0].unflatten(0, (states, config.group_size)).repeat_interleave(count, dim=0)
+            lengths = generated.lengths[:, 0].unflatten(0, (states, config.group_size)).repeat_interleave(count, dim=0)
+            amounts = generated.amounts[:, 0].unflatten(0, (states, 1, config.group_size)).expand(-1, count, -1)
+            return tokens, lengths, amounts
+        generated = self.policy.generate(
+            history.repeat_interleave(count), self.multipliers.repeat(states),
+            samples=config.group_size, greedy=False, generator=self._device_generator(generator),
+        )  # fmt: skip
+        return generated.tokens, generated.lengths, generated.amounts.unflatten(0, (states, count))
+
+    def _expected_advantages(self, utility: torch.Tensor, probability: torch.Tensor) -> torch.Tensor:
+        """Advantages `(S, n, m)` of all m amounts, each times m * its weight.
+
+        The limit of a group that grows: mean and standard deviation are the policy's own, and the weight turns the mean
+        over the amounts into an expectation; positive weights pass through the clipped surrogate. Amounts better than
+        the policy's mean get `exploration` on top of their probability: a policy that has all but settled on the
+        second best still learns of the best. Worse amounts get none, since pushing them down pushes up whatever the
+        policy has settled on.
+        """
+        count = probability.shape[-1]
+        probability = probability / probability.sum(dim=-1, keepdim=True)
+        deviation = utility - (probability * utility).sum(dim=-1, keepdim=True)
+        std = (probability * deviation.square()).sum(dim=-1, keepdim=True).sqrt()
+        weight = torch.where(deviation > 0, probability + self.config.exploration / count, probability)
+        advantages = deviation / (std.clamp(min=self.config.std_floor) + self.config.advantage_epsilon)
+        return advantages * weight * count
 
     def loss(self, rollout: Rollout) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """The clipped surrogate with KL (paper, Eq. of L_SCPO) of a rollout under the present weights."""
@@ -151,12 +190,17 @@ class Scpo:
         return result.loss, {**rollout.metrics, **metrics}
 
     def _describe(
-        self, advantages: torch.Tensor, amounts: torch.Tensor, utility: torch.Tensor
+        self, advantages: torch.Tensor, probability: torch.Tensor, amounts: torch.Tensor, utility: torch.Tensor
     ) -> dict[str, torch.Tensor]:
-        still = (advantages == 0).all(dim=-1).float().mean()
-        metrics = {"zero_variance_share": still, "utility": utility.mean()}
+        """The policy's mean amount at each multiplier, its expected utility, and how many groups teach nothing."""
+        weight = probability if self.source == "exact" else torch.full_like(probability, 1 / probability.shape[-1])
+        amount = (weight * amounts).sum(dim=-1).mean(dim=0)
+        metrics = {
+            "zero_variance_share": (advantages == 0).all(dim=-1).float().mean(),
+            "utility": (weight * utility).sum(dim=-1).mean(),
+        }
         for index, multiplier in enumerate(self.multipliers.tolist()):
-            metrics[f"amount@{multiplier:g}"] = amounts[:, index].mean()
+            metrics[f"amount@{multiplier:g}"] = amount[index]
         return metrics
 
     def _device_generator(self, generator: torch.Generator) -> torch.Generator:

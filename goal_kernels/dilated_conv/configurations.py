@@ -26,7 +26,7 @@ KEPT_GRADIENT_BYTES = 256 * 2**20
 
 @dataclass(frozen=True)
 class Tile:
-    """rows x columns accumulators, `depth` summed at a time."""
+    """rows x columns accumulators, `depth` summed at a time; `registers` caps a thread so that two programs fit."""
 
     rows: int
     columns: int
@@ -35,16 +35,12 @@ class Tile:
     stages: int
     registers: int | None = None
 
-    def options(self) -> dict[str, int | None]:
-        """Launch options by Triton's names."""
-        return {"num_warps": self.warps, "num_stages": self.stages, "maxnreg": self.registers}
 
-
-INTERPRETED = Tile(rows=16, columns=16, depth=16, warps=1, stages=1)
+INTERPRETED = Tile(rows=32, columns=16, depth=16, warps=1, stages=1)
 
 # by padded width; 16-bit formats
 BLOCK_16 = {
-    64: Tile(128, 64, 64, 4, 3, 128),
+    64: Tile(128, 64, 64, 8, 3, 128),
     128: Tile(128, 128, 64, 8, 3, 128),
     256: Tile(128, 256, 64, 8, 3),
     512: Tile(64, 512, 32, 8, 3),
@@ -56,10 +52,19 @@ BLOCK_32 = {
     256: Tile(64, 256, 32, 8, 2),
     512: Tile(32, 512, 16, 8, 2),
 }
-CONV_16 = {64: Tile(128, 64, 64, 4, 3, 128), 128: Tile(128, 128, 64, 8, 3, 128)}
+CONV_16 = {64: Tile(128, 64, 64, 8, 3, 128), 128: Tile(128, 128, 64, 8, 3, 128)}
 CONV_32 = {64: Tile(64, 64, 32, 4, 3), 128: Tile(64, 128, 32, 8, 3)}
 WEIGHT_16 = {64: Tile(64, 64, 64, 4, 3), 128: Tile(128, 128, 64, 8, 3, 128)}
 WEIGHT_32 = {64: Tile(64, 64, 32, 4, 3), 128: Tile(64, 64, 32, 4, 3)}
+
+# Descriptor kernels (sm_90 on, 16-bit formats): one tile spans these widths, and sequences are cut into tiles of 128
+# positions as long as that adds at most an eighth.
+WIDE_CHANNELS = (256,)
+WIDE_WASTE = 1.125
+WIDE = Tile(128, 256, 64, 8, 3)
+WIDE_WEIGHT = Tile(128, 256, 64, 8, 4)
+# One program of the wide weight gradient for each multiprocessor of an H100.
+WIDE_WEIGHT_PROGRAMS = 132
 
 
 def power_of_two(value: int) -> int:
@@ -71,7 +76,7 @@ def block_tile(channels: int, dtype: torch.dtype, *, interpreted: bool) -> Tile:
     """Fused block: the tile spans the whole (padded) row."""
     width = power_of_two(channels)
     if interpreted:
-        return Tile(16, width, 16, 1, 1)
+        return Tile(32, width, 16, 1, 1)
     table = BLOCK_32 if dtype == torch.float32 else BLOCK_16
     tile = table[max(width, 64)]
     return Tile(tile.rows, width, min(tile.depth, width), tile.warps, tile.stages, tile.registers)
@@ -102,4 +107,14 @@ def weight_tile(channels_in: int, channels_out: int, dtype: torch.dtype, *, inte
 
 def norm_rows(channels: int, *, interpreted: bool) -> int:
     """Rows per tile of the LayerNorm backward: about 2048 elements for 128 threads."""
-    return 2 if interpreted else max(1, 2048 // power_of_two(channels))
+    return 8 if interpreted else max(1, 2048 // power_of_two(channels))
+
+
+def wide_tile(*, interpreted: bool) -> Tile:
+    """Descriptor kernel forward and towards the input."""
+    return Tile(16, 32, 16, 1, 1) if interpreted else WIDE
+
+
+def wide_weight_tile(*, interpreted: bool) -> Tile:
+    """Descriptor kernel of the weight gradient: rows are input channels, depth positions."""
+    return Tile(16, 32, 16, 1, 1) if interpreted else WIDE_WEIGHT

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from goal_kernels.dilated_conv import triton_launch as launch
+from goal_kernels.dilated_conv import triton_passes as passes
 
 
 def dilated_causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None, dilation: int) -> Tensor:
@@ -49,7 +49,7 @@ def causal_conv_stack(
 
 @torch.library.custom_op("goal_kernels::dilated_causal_conv", mutates_args=())
 def _conv(x: Tensor, weight: Tensor, bias: Tensor | None, dilation: int) -> Tensor:
-    return launch.conv(x, weight, bias, dilation)
+    return passes.conv(x, weight, bias, dilation)
 
 
 @_conv.register_fake
@@ -61,13 +61,11 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None, dilation: int) -> Tensor:
 def _conv_backward(
     grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, dilation: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return launch.conv_backward(grad, x, weight, bias, dilation)
+    return passes.conv_backward(grad, x, weight, bias, dilation)
 
 
 @_conv_backward.register_fake
-def _(
-    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, dilation: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, dilation: int) -> tuple[Tensor, Tensor, Tensor]:
     return (
         x.new_empty(x.shape),
         weight.new_empty(weight.shape),
@@ -101,7 +99,7 @@ def _stack(
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The stack's output and, where `keep`, what the backward pass needs: hidden (J-1, B, L, D) and rstd (J, B, L)."""
-    return launch.stack(x, weights, biases, norm_weights, norm_biases, dilations, eps, keep)
+    return passes.stack(x, weights, biases, norm_weights, norm_biases, dilations, eps, keep)
 
 
 @_stack.register_fake
@@ -137,9 +135,7 @@ def _stack_backward(
     dilations: Sequence[int],
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return launch.stack_backward(
-        grad, x, hidden, out, rstd, weights, biases, norm_weights, norm_biases, dilations, eps
-    )
+    return passes.stack_backward(grad, x, hidden, out, rstd, weights, biases, norm_weights, norm_biases, dilations, eps)
 
 
 @_stack_backward.register_fake

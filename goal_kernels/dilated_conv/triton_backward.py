@@ -194,9 +194,7 @@ def sum_partials_kernel(partials, out, count, parts, PARTS: tl.constexpr, BLOCK:
 
 
 @triton.jit(do_not_specialize=["count", "parts"])
-def sum_vectors_kernel(
-    partials, norm_weight, norm_bias, bias, count, parts, PARTS: tl.constexpr, BLOCK: tl.constexpr
-):
+def sum_vectors_kernel(partials, norm_weight, norm_bias, bias, count, parts, PARTS: tl.constexpr, BLOCK: tl.constexpr):
     """Three vectors of `count` from partials (parts, 3, count): gradients of norm weight, norm bias and bias."""
     which = tl.program_id(1)
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)

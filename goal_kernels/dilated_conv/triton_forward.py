@@ -16,6 +16,7 @@ import triton.language as tl
 
 @triton.jit
 def accumulate_taps(
+    accumulator,
     source,
     weight,
     first_row,
@@ -37,13 +38,14 @@ def accumulate_taps(
     BLOCK_IN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The sum over taps for one tile, fp32 (BLOCK_ROWS, BLOCK_OUT)."""
+    """`accumulator`, fp32 (BLOCK_ROWS, BLOCK_OUT), plus the sum over taps for one tile."""
     CHUNKS: tl.constexpr = (IN + BLOCK_IN - 1) // BLOCK_IN
     rows = tl.arange(0, BLOCK_ROWS)
     ins = tl.arange(0, BLOCK_IN)
     outs = first_column + tl.arange(0, BLOCK_OUT)
-    accumulator = tl.zeros((BLOCK_ROWS, BLOCK_OUT), tl.float32)
-    for step in range(TAPS * CHUNKS):
+    # A count that only the device knows: unrolled, the loop would hold every step's addresses at once and spill.
+    steps = tl.where(length > 0, TAPS * CHUNKS, 0)
+    for step in range(steps):
         tap = step // CHUNKS
         first_in = (step % CHUNKS) * BLOCK_IN
         shift = tap * dilation
@@ -60,7 +62,7 @@ def accumulate_taps(
             wanted = wanted & (first_in + ins < IN)[:, None]
         a = tl.load(base + (rows[:, None] * stride_source + (first_in + ins)[None, :]), mask=seen, other=0.0)
         taps = weight + tap * stride_tap + ((first_in + ins)[:, None] * stride_in + outs[None, :] * stride_out)
-        if OUT % BLOCK_OUT == 0 and IN % BLOCK_IN == 0:
+        if OUT % BLOCK_OUT == 0 and IN % BLOCK_IN == 0:  # noqa: SIM108 (decided when compiling)
             b = tl.load(taps)
         else:
             b = tl.load(taps, mask=wanted, other=0.0)
@@ -93,6 +95,35 @@ def must_recompute(norm_weight, norm_bias, CHANNELS: tl.constexpr, BLOCK: tl.con
     return tl.min(trusted.to(tl.int32), 0) == 0
 
 
+# Columns that get their norm parameters and are stored together: the accumulator's layout gives every thread a value of
+# each parameter for most columns, and a whole row's worth of them would spill.
+PIECE = tl.constexpr(64)
+
+
+@triton.jit
+def halves(values):
+    """Left and right half of the columns."""
+    ROWS: tl.constexpr = values.shape[0]
+    COLUMNS: tl.constexpr = values.shape[1]
+    return tl.split(tl.permute(tl.reshape(values, (ROWS, 2, COLUMNS // 2)), (0, 2, 1)))
+
+
+@triton.jit
+def store_piece(
+    values, norm_weight, norm_bias, target, inside, first_column, CHANNELS: tl.constexpr, AFFINE: tl.constexpr
+):
+    """Norm parameters applied to some columns of a tile and the result stored."""
+    rows = tl.arange(0, values.shape[0])
+    columns = first_column + tl.arange(0, values.shape[1])
+    real = columns < CHANNELS
+    if AFFINE:
+        gain = tl.load(norm_weight + columns, mask=real, other=0.0).to(tl.float32)
+        offset = tl.load(norm_bias + columns, mask=real, other=0.0).to(tl.float32)
+        values = values * gain[None, :] + offset[None, :]
+    place = target + (rows[:, None] * CHANNELS + columns[None, :])
+    tl.store(place, values.to(target.dtype.element_ty), mask=inside[:, None] & real[None, :])
+
+
 @triton.jit
 def block_tile(
     source,
@@ -103,8 +134,7 @@ def block_tile(
     out,
     rstd_out,
     first_row,
-    positions,
-    inside,
+    end_row,
     stride_source,
     length,
     dilation,
@@ -118,28 +148,40 @@ def block_tile(
     BLOCK_IN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """LayerNorm(source + conv(source)) of one tile of rows, written to `out` (contiguous)."""
-    accumulator = accumulate_taps(
-        source, weight, first_row, positions, inside, 0, stride_source, length, dilation,
-        CHANNELS * CHANNELS, CHANNELS, 1, CHANNELS, CHANNELS, TAPS, False, BLOCK_ROWS, BLOCK_OUT, BLOCK_IN, PRECISION,
-    )  # fmt: skip
+    """LayerNorm(source + conv(source)) of the rows from `first_row` to before `end_row`, at most BLOCK_ROWS."""
     rows = tl.arange(0, BLOCK_ROWS)
+    positions = ((first_row % length).to(tl.int32) + rows) % length
+    inside = rows < end_row - first_row
     columns = tl.arange(0, BLOCK_OUT)
     real = columns < CHANNELS
     mask = inside[:, None] & real[None, :]
-    residual = tl.load(
+    # The residual starts the sum: loaded after it, it would be a second tile of registers beside the accumulator.
+    values = tl.load(
         source + first_row * stride_source + (rows[:, None] * stride_source + columns[None, :]), mask=mask, other=0.0
-    )
-    values = accumulator + tl.load(bias + columns, mask=real, other=0.0).to(tl.float32)[None, :]
-    values, rstd = normalise(values + residual.to(tl.float32), eps, CHANNELS, BLOCK_OUT)
-    if AFFINE:
-        gain = tl.load(norm_weight + columns, mask=real, other=0.0).to(tl.float32)
-        offset = tl.load(norm_bias + columns, mask=real, other=0.0).to(tl.float32)
-        values = values * gain[None, :] + offset[None, :]
+    ).to(tl.float32)
+    values += tl.load(bias + columns, mask=real, other=0.0).to(tl.float32)[None, :]
+    values = accumulate_taps(
+        values, source, weight, first_row, positions, inside, 0, stride_source, length, dilation,
+        CHANNELS * CHANNELS, CHANNELS, 1, CHANNELS, CHANNELS, TAPS, False, BLOCK_ROWS, BLOCK_OUT, BLOCK_IN, PRECISION,
+    )  # fmt: skip
+    values, rstd = normalise(values, eps, CHANNELS, BLOCK_OUT)
     if KEEP:
         tl.store(rstd_out + first_row + rows, rstd, mask=inside)
-    place = out + first_row * CHANNELS + (rows[:, None] * CHANNELS + columns[None, :])
-    tl.store(place, values.to(out.dtype.element_ty), mask=mask)
+    target = out + first_row * CHANNELS
+    if BLOCK_OUT <= PIECE:
+        store_piece(values, norm_weight, norm_bias, target, inside, 0, CHANNELS, AFFINE)
+    elif BLOCK_OUT <= 2 * PIECE:
+        left, right = halves(values)
+        store_piece(left, norm_weight, norm_bias, target, inside, 0, CHANNELS, AFFINE)
+        store_piece(right, norm_weight, norm_bias, target, inside, BLOCK_OUT // 2, CHANNELS, AFFINE)
+    else:
+        left, right = halves(values)
+        first, second = halves(left)
+        store_piece(first, norm_weight, norm_bias, target, inside, 0, CHANNELS, AFFINE)
+        store_piece(second, norm_weight, norm_bias, target, inside, BLOCK_OUT // 4, CHANNELS, AFFINE)
+        third, fourth = halves(right)
+        store_piece(third, norm_weight, norm_bias, target, inside, BLOCK_OUT // 2, CHANNELS, AFFINE)
+        store_piece(fourth, norm_weight, norm_bias, target, inside, BLOCK_OUT // 4 * 3, CHANNELS, AFFINE)
 
 
 @triton.jit(do_not_specialize=["rows", "length", "dilation", "tile_columns"])
@@ -172,7 +214,7 @@ def conv_kernel(
     PRECISION: tl.constexpr,
 ):
     """out = bias + taps(source) (+ source where RESIDUAL), one tile a program; GUARD: only if must_recompute."""
-    if GUARD:
+    if GUARD:  # noqa: SIM102 (`and` would run both)
         if not must_recompute(norm_weight, norm_bias, OUT, GUARD_BLOCK):
             return
     tile = tl.program_id(0)
@@ -181,17 +223,18 @@ def conv_kernel(
     row = tl.arange(0, BLOCK_ROWS)
     positions = ((first_row % length).to(tl.int32) + row) % length
     inside = row < rows - first_row
-    accumulator = accumulate_taps(
-        source, weight, first_row, positions, inside, first_column, stride_source, length, dilation,
-        stride_tap, stride_in, stride_out, IN, OUT, TAPS, REVERSE, BLOCK_ROWS, BLOCK_OUT, BLOCK_IN, PRECISION,
-    )  # fmt: skip
     columns = first_column + tl.arange(0, BLOCK_OUT)
     mask = inside[:, None] & (columns < OUT)[None, :]
-    if HAS_BIAS:
-        accumulator += tl.load(bias + columns, mask=columns < OUT, other=0.0).to(tl.float32)[None, :]
+    accumulator = tl.zeros((BLOCK_ROWS, BLOCK_OUT), tl.float32)
     if RESIDUAL:
         place = source + first_row * stride_source + (row[:, None] * stride_source + columns[None, :])
         accumulator += tl.load(place, mask=mask, other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        accumulator += tl.load(bias + columns, mask=columns < OUT, other=0.0).to(tl.float32)[None, :]
+    accumulator = accumulate_taps(
+        accumulator, source, weight, first_row, positions, inside, first_column, stride_source, length, dilation,
+        stride_tap, stride_in, stride_out, IN, OUT, TAPS, REVERSE, BLOCK_ROWS, BLOCK_OUT, BLOCK_IN, PRECISION,
+    )  # fmt: skip
     place = out + first_row * OUT + (row[:, None] * OUT + columns[None, :])
     tl.store(place, accumulator.to(out.dtype.element_ty), mask=mask)
 
@@ -220,20 +263,26 @@ def block_kernel(
     BLOCK_IN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One layer. Programs take tiles in turn, so that a guarded launch that has nothing to do stays short."""
-    if GUARD:
-        if not must_recompute(norm_weight, norm_bias, CHANNELS, BLOCK_OUT):
-            return
-    row = tl.arange(0, BLOCK_ROWS)
-    programs = tl.num_programs(0)
+    """One layer, one tile a program.
+
+    GUARD: only if must_recompute, and programs take tiles in turn, so that few are launched: mostly they just end.
+    """
     program = tl.program_id(0)
-    for turn in range(tl.cdiv(tl.cdiv(rows, BLOCK_ROWS) - program, programs)):
-        first_row = (program.to(tl.int64) + turn * programs) * BLOCK_ROWS
-        positions = ((first_row % length).to(tl.int32) + row) % length
-        inside = row < rows - first_row
+    if GUARD:
+        if must_recompute(norm_weight, norm_bias, CHANNELS, BLOCK_OUT):
+            programs = tl.num_programs(0)
+            for turn in range(tl.cdiv(tl.cdiv(rows, BLOCK_ROWS) - program, programs)):
+                first_row = (program.to(tl.int64) + turn * programs) * BLOCK_ROWS
+                block_tile(
+                    source, weight, bias, norm_weight, norm_bias, out, rstd_out, first_row, rows, stride_source,
+                    length, dilation, eps, CHANNELS, TAPS, AFFINE, KEEP, BLOCK_ROWS, BLOCK_OUT, BLOCK_IN, PRECISION,
+                )  # fmt: skip
+    else:
+        # outside a loop: what stays live around one would spill beside the accumulator
         block_tile(
-            source, weight, bias, norm_weight, norm_bias, out, rstd_out, first_row, positions, inside, stride_source,
-            length, dilation, eps, CHANNELS, TAPS, AFFINE, KEEP, BLOCK_ROWS, BLOCK_OUT, BLOCK_IN, PRECISION,
+            source, weight, bias, norm_weight, norm_bias, out, rstd_out, program.to(tl.int64) * BLOCK_ROWS, rows,
+            stride_source, length, dilation, eps, CHANNELS, TAPS, AFFINE, KEEP, BLOCK_ROWS, BLOCK_OUT, BLOCK_IN,
+            PRECISION,
         )  # fmt: skip
 
 
@@ -256,6 +305,7 @@ def stack_kernel(
     CHANNELS: tl.constexpr,
     TAPS: tl.constexpr,
     KEEP: tl.constexpr,
+    ONE_TILE: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
     BLOCK_IN: tl.constexpr,
@@ -268,32 +318,38 @@ def stack_kernel(
     """
     LAYERS: tl.constexpr = len(DILATIONS)
     start = tl.program_id(0).to(tl.int64) * span
-    count = tl.minimum(rows - start, span).to(tl.int32)
-    row = tl.arange(0, BLOCK_ROWS)
-    for layer in tl.static_range(LAYERS):
-        if layer == 0:
-            source = x
-            stride_source = stride_x
-        elif KEEP:
-            source = hidden + (layer - 1) * (rows.to(tl.int64) * CHANNELS)
-            stride_source = CHANNELS
+    end = tl.minimum(rows, start + span)
+    slab = rows.to(tl.int64) * CHANNELS
+    # A loop at run time, nothing hoisted out of it: unrolled or hoisted, the layers' addresses live together and spill.
+    for layer in tl.range(LAYERS, disable_licm=True):
+        if KEEP:
+            before = hidden + (layer - 1) * slab
+            target = tl.where(layer == LAYERS - 1, out, hidden + layer * slab)
         else:
-            source = hidden if (LAYERS - layer) % 2 == 1 else out
-            stride_source = CHANNELS
-        if layer == LAYERS - 1:
-            target = out
-        elif KEEP:
-            target = hidden + layer * (rows.to(tl.int64) * CHANNELS)
-        else:
-            target = hidden if (LAYERS - layer) % 2 == 0 else out
-        for first in range(0, count, BLOCK_ROWS):
+            before = tl.where((LAYERS - layer) % 2 == 1, hidden, out)
+            target = tl.where((LAYERS - layer) % 2 == 1, out, hidden)
+        source = tl.where(layer == 0, x, before)
+        stride_source = tl.where(layer == 0, stride_x, CHANNELS)
+        dilation = layer * 0
+        for candidate in tl.static_range(LAYERS):
+            dilation = tl.where(layer == candidate, DILATIONS[candidate], dilation)
+        weight = weights + layer * TAPS * CHANNELS * CHANNELS
+        bias = biases + layer * CHANNELS
+        norm_weight = norm_weights + layer * CHANNELS
+        norm_bias = norm_biases + layer * CHANNELS
+        rstd_layer = rstd_out + layer * rows.to(tl.int64)
+        if ONE_TILE:
             block_tile(
-                source, weights + layer * TAPS * CHANNELS * CHANNELS, biases + layer * CHANNELS,
-                norm_weights + layer * CHANNELS, norm_biases + layer * CHANNELS, target,
-                rstd_out + layer * rows.to(tl.int64), start + first, (first + row) % length, first + row < count,
-                stride_source, length, DILATIONS[layer], eps, CHANNELS, TAPS, True, KEEP,
-                BLOCK_ROWS, BLOCK_OUT, BLOCK_IN, PRECISION,
+                source, weight, bias, norm_weight, norm_bias, target, rstd_layer, start, end, stride_source, length,
+                dilation, eps, CHANNELS, TAPS, True, KEEP, BLOCK_ROWS, BLOCK_OUT, BLOCK_IN, PRECISION,
             )  # fmt: skip
+        else:
+            for first in range(0, span, BLOCK_ROWS):
+                block_tile(
+                    source, weight, bias, norm_weight, norm_bias, target, rstd_layer, start + first, end,
+                    stride_source, length, dilation, eps, CHANNELS, TAPS, True, KEEP, BLOCK_ROWS, BLOCK_OUT,
+                    BLOCK_IN, PRECISION,
+                )  # fmt: skip
         # the next layer reads rows that other threads of this program wrote
         tl.debug_barrier()
 
@@ -314,7 +370,7 @@ def norm_kernel(
     BLOCK: tl.constexpr,
 ):
     """LayerNorm of contiguous fp32 rows, one a program: rows too wide for the fused block."""
-    if GUARD:
+    if GUARD:  # noqa: SIM102 (`and` would run both)
         if not must_recompute(norm_weight, norm_bias, CHANNELS, BLOCK):
             return
     row = tl.program_id(0).to(tl.int64)

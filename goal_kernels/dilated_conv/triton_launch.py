@@ -1,18 +1,20 @@
-"""Launches of the Triton kernels: memory, grids and the order of the passes.
+"""One function per Triton kernel: its tile from the pinned tables, its grid, its launch.
 
-Functions here take checked tensors of any strides, allocate every output and run on the input's device. Inputs whose
-rows do not lie at one stride, channels side by side, are copied once.
+Rows are (B * L, D) tensors with channels side by side at any row stride (`as_rows`). Launches go to the current device:
+the callers make that the tensors'.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from triton.runtime import driver
 
+from goal_kernels._launch import INTERPRETING
 from goal_kernels.dilated_conv import configurations as table
+from goal_kernels.dilated_conv import triton_wide as wide
 from goal_kernels.dilated_conv.triton_backward import (
     column_sum_kernel,
     norm_backward_kernel,
@@ -22,150 +24,11 @@ from goal_kernels.dilated_conv.triton_backward import (
 )
 from goal_kernels.dilated_conv.triton_forward import block_kernel, conv_kernel, norm_kernel, stack_kernel
 
-# Kernels that were defined under TRITON_INTERPRET=1 are run by the interpreter for good.
-INTERPRETED = type(conv_kernel).__name__ == "InterpretedFunction"
-# Tile offsets are 32-bit: 128 rows of this stride stay far below 2^31.
-LARGEST_ROW_STRIDE = 2**22
+# Tile offsets are 32-bit: 128 rows of this stride stay below 2^31.
+LARGEST_ROW_STRIDE = 2**23
 
 
-def conv(x: Tensor, weight: Tensor, bias: Tensor | None, dilation: int) -> Tensor:
-    """(B, L, Dout) of x (B, L, Din), weight (K, Din, Dout)."""
-    out = x.new_empty(x.shape[0], x.shape[1], weight.shape[2])
-    with on_device(x):
-        _convolve(_rows(x), weight.contiguous(), bias, out, x.shape[1], dilation)
-    return out
-
-
-def conv_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, dilation: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, weight and bias (empty where there is none)."""
-    grad_x, grad_weight = x.new_empty(x.shape), weight.new_empty(weight.shape)
-    grad_bias = x.new_empty(0) if bias is None else bias.new_empty(bias.shape)
-    with on_device(x):
-        grad, x = _rows(grad), _rows(x)
-        length = grad_x.shape[1]
-        _convolve(grad, weight.contiguous(), None, grad_x, length, dilation, reverse=True)
-        _weight_gradient(x, x, grad, grad_weight.unsqueeze(0), length, (dilation,), 0)
-        if bias is not None:
-            _column_sum(grad, grad_bias)
-    return grad_x, grad_weight, grad_bias
-
-
-def stack(
-    x: Tensor,
-    weights: Tensor,
-    biases: Tensor,
-    norm_weights: Tensor,
-    norm_biases: Tensor,
-    dilations: Sequence[int],
-    eps: float,
-    keep: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Output, hidden (J-1, B, L, D) and rstd (J, B, L); the latter two are empty unless `keep`."""
-    layers = len(dilations)
-    kept = layers if keep else 0
-    out = x.new_empty(x.shape)
-    hidden = x.new_empty(max(kept - 1, 0), *x.shape)
-    rstd = x.new_empty(kept, *x.shape[:2], dtype=torch.float32)
-    if out.numel() == 0:
-        return out, hidden, rstd.zero_()
-    length, channels = x.shape[1:]
-    with on_device(x):
-        rows = _rows(x)
-        parameters = [tensor.contiguous() for tensor in (weights, biases, norm_weights, norm_biases)]
-        if layers > 1 and length <= table.STACK_LENGTH and channels <= table.FUSED_CHANNELS:
-            _stack_at_once(rows, *parameters, hidden, out, rstd, length, dilations, eps, keep)
-        else:
-            scratch = [out, x.new_empty(x.shape) if layers > 1 and not keep else out]
-            for layer, dilation in enumerate(dilations):
-                if layer == layers - 1:
-                    target = out
-                else:
-                    target = hidden[layer] if keep else scratch[(layers - 1 - layer) % 2]
-                vectors = [parameter[layer] for parameter in parameters]
-                _block(rows, *vectors, target, rstd[layer] if keep else None, length, dilation, eps)
-                rows = target.view(-1, channels)
-    return out, hidden, rstd
-
-
-def stack_backward(
-    grad: Tensor,
-    x: Tensor,
-    hidden: Tensor,
-    out: Tensor,
-    rstd: Tensor,
-    weights: Tensor,
-    biases: Tensor,
-    norm_weights: Tensor,
-    norm_biases: Tensor,
-    dilations: Sequence[int],
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of x, weights, biases, norm weights and norm biases."""
-    grads = [
-        tensor.new_empty(tensor.shape) for tensor in (x, weights, biases, norm_weights, norm_biases)
-    ]
-    grad_x, grad_weights, grad_biases, grad_norm_weights, grad_norm_biases = grads
-    if x.numel() == 0:
-        return tuple(tensor.zero_() for tensor in grads)  # type: ignore[return-value]
-    layers, (length, channels) = len(dilations), x.shape[1:]
-    with on_device(x):
-        source = _rows(x)
-        rows = source.shape[0]
-        weights, biases, norm_weights, norm_biases = (
-            tensor.contiguous() for tensor in (weights, biases, norm_weights, norm_biases)
-        )
-        normalised = torch.empty_like(out)
-        at_once = layers * out.numel() * out.element_size() <= table.KEPT_GRADIENT_BYTES
-        inner = x.new_empty(layers if at_once else 1, rows, channels)
-        programs, tiles, block_rows = _row_split(rows, channels)
-        partials = x.new_empty(programs, 3, layers, channels, dtype=torch.float32)
-        upstream = _rows(grad)
-        for layer in reversed(range(layers)):
-            vectors = [parameter[layer] for parameter in (weights, biases, norm_weights, norm_biases)]
-            before = source if layer == 0 else hidden[layer - 1].view(-1, channels)
-            _block(before, *vectors, normalised, None, length, dilations[layer], eps, recompute=True)
-            slab = inner[layer if at_once else 0]
-            norm_backward_kernel[(programs,)](
-                upstream,
-                out if layer == layers - 1 else hidden[layer],
-                normalised,
-                rstd[layer],
-                vectors[2],
-                vectors[3],
-                slab,
-                partials[0, 0, layer],
-                rows,
-                tiles,
-                upstream.stride(0),
-                layers * channels,
-                CHANNELS=channels,
-                BLOCK_ROWS=block_rows,
-                BLOCK=table.power_of_two(channels),
-                num_warps=4,
-            )
-            target = grad_x if layer == 0 else x.new_empty(x.shape)
-            _convolve(slab, vectors[0], None, target, length, dilations[layer], reverse=True, residual=True)
-            upstream = target.view(-1, channels)
-            if not at_once:
-                _weight_gradient(source, hidden, slab, grad_weights[layer : layer + 1], length, dilations, layer)
-        if at_once:
-            _weight_gradient(source, hidden, inner, grad_weights, length, dilations, 0)
-        count = layers * channels
-        parts, block = _sum_block(programs)
-        sum_vectors_kernel[(-(-count // block), 3)](
-            partials, grad_norm_weights, grad_norm_biases, grad_biases, count, programs, PARTS=parts, BLOCK=block
-        )
-    return grad_x, grad_weights, grad_biases, grad_norm_weights, grad_norm_biases
-
-
-def on_device(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
-    """Triton launches on the current device; make that the tensor's."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
-
-
-def _rows(tensor: Tensor) -> Tensor:
+def as_rows(tensor: Tensor) -> Tensor:
     """(B, L, D) as (B * L, D) with channels side by side and rows at one stride: a view where possible."""
     batch, length, channels = tensor.shape
     stride = tensor.stride(1)
@@ -180,12 +43,18 @@ def _shifts(dilations: Sequence[int], taps: int) -> tuple[int, ...]:
     return tuple(min(dilation, 2**30 // taps) for dilation in dilations)
 
 
+def _options(tile: table.Tile, *, capped: bool = True) -> dict[str, int | None]:
+    """Launch options. The register cap was chosen for Hopper; elsewhere, and for rare launches, it would spill."""
+    capped = capped and not INTERPRETING and driver.active.get_current_target().arch == 90
+    return {"num_warps": tile.warps, "num_stages": tile.stages, "maxnreg": tile.registers if capped else None}
+
+
 def _precision(tensor: Tensor) -> str:
     # Three tf32 products keep fp32's accuracy on the matrix units; 16-bit products are exact.
     return "tf32x3" if tensor.dtype == torch.float32 else "tf32"
 
 
-def _convolve(
+def convolve(
     source: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -206,11 +75,14 @@ def _convolve(
     rows = source.shape[0]
     if out.numel() == 0:
         return
+    if residual and guard is None and wide.fits(source, weight, out, length):
+        wide.convolve(source, weight, out, length, *_shifts((dilation,), taps), reverse=reverse)
+        return
     if channels_in == 0:
         # nothing to sum: what remains is the bias
         out.zero_() if bias is None else out.copy_(bias.expand(out.shape))
         return
-    tile = table.conv_tile(channels_in, channels_out, source.dtype, interpreted=INTERPRETED)
+    tile = table.conv_tile(channels_in, channels_out, source.dtype, interpreted=INTERPRETING)
     columns = -(-channels_out // tile.columns)
     conv_kernel[(-(-rows // tile.rows) * columns,)](
         source,
@@ -238,11 +110,11 @@ def _convolve(
         BLOCK_OUT=tile.columns,
         BLOCK_IN=tile.depth,
         PRECISION=_precision(source),
-        **tile.options(),
+        **_options(tile),
     )
 
 
-def _block(
+def block(
     source: Tensor,
     weight: Tensor,
     bias: Tensor,
@@ -262,7 +134,7 @@ def _block(
     if channels > table.FUSED_CHANNELS:
         inner = torch.empty(out.shape, dtype=torch.float32, device=out.device)
         guard = (norm_weight, norm_bias) if recompute else None
-        _convolve(source, weight, bias, inner, length, dilation, residual=True, guard=guard)
+        convolve(source, weight, bias, inner, length, dilation, residual=True, guard=guard)
         norm_kernel[(rows,)](
             inner,
             norm_weight,
@@ -278,7 +150,11 @@ def _block(
             BLOCK=table.power_of_two(channels),
         )
         return
-    tile = table.block_tile(channels, source.dtype, interpreted=INTERPRETED)
+    if not recompute and wide.fits(source, weight, out, length):
+        vectors = (bias, norm_weight, norm_bias, rstd)
+        wide.convolve(source, weight, out, length, *_shifts((dilation,), taps), norm=vectors, eps=eps)
+        return
+    tile = table.block_tile(channels, source.dtype, interpreted=INTERPRETING)
     tiles = -(-rows // tile.rows)
     block_kernel[(min(tiles, table.GUARD_PROGRAMS) if recompute else tiles,)](
         source,
@@ -302,11 +178,11 @@ def _block(
         BLOCK_OUT=tile.columns,
         BLOCK_IN=tile.depth,
         PRECISION=_precision(source),
-        **tile.options(),
+        **_options(tile, capped=not recompute),
     )
 
 
-def _stack_at_once(
+def stack_at_once(
     source: Tensor,
     weights: Tensor,
     biases: Tensor,
@@ -321,7 +197,7 @@ def _stack_at_once(
     keep: bool,
 ) -> None:
     rows, channels = source.shape
-    tile = table.block_tile(channels, source.dtype, interpreted=INTERPRETED)
+    tile = table.block_tile(channels, source.dtype, interpreted=INTERPRETING)
     span = max(1, tile.rows // length) * length
     stack_kernel[(-(-rows // span),)](
         source,
@@ -341,15 +217,16 @@ def _stack_at_once(
         CHANNELS=channels,
         TAPS=weights.shape[1],
         KEEP=keep,
+        ONE_TILE=span <= tile.rows,
         BLOCK_ROWS=tile.rows,
         BLOCK_OUT=tile.columns,
         BLOCK_IN=tile.depth,
         PRECISION=_precision(source),
-        **tile.options(),
+        **_options(tile),
     )
 
 
-def _weight_gradient(
+def weight_gradient(
     x: Tensor,
     hidden: Tensor,
     grad: Tensor,
@@ -364,7 +241,13 @@ def _weight_gradient(
     if out.numel() == 0 or rows == 0:
         out.zero_()
         return
-    tile = table.weight_tile(channels_in, channels_out, x.dtype, interpreted=INTERPRETED)
+    if channels_in == channels_out and wide.fits(x, grad, hidden, length):
+        done = 0
+        for partials in wide.weight_gradient(x, hidden, grad, out, length, _shifts(dilations, taps), first_layer):
+            sum_partials(partials, out[done : done + partials.shape[1]])
+            done += partials.shape[1]
+        return
+    tile = table.weight_tile(channels_in, channels_out, x.dtype, interpreted=INTERPRETING)
     jobs = layers * taps * -(-channels_in // tile.rows) * -(-channels_out // tile.columns)
     splits = max(1, min(table.WEIGHT_PROGRAMS // jobs, -(-rows // (8 * tile.depth))))
     steps = -(-rows // (splits * tile.depth))
@@ -389,20 +272,59 @@ def _weight_gradient(
         BLOCK_OUT=tile.columns,
         BLOCK_ROWS=tile.depth,
         PRECISION=_precision(x),
-        **tile.options(),
+        **_options(tile),
     )
-    _sum(partials, out)
+    sum_partials(partials, out)
+
+
+def norm_parts(rows: int, channels: int) -> int:
+    """How many partial sums the LayerNorm backward leaves."""
+    return _row_split(rows, channels)[0]
+
+
+def norm_backward(
+    grad: Tensor,
+    out: Tensor,
+    normalised: Tensor,
+    rstd: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    grad_inner: Tensor,
+    partials: Tensor,
+    layer: int,
+) -> None:
+    """Gradient before LayerNorm into `grad_inner` and a layer's sums into `partials` (parts, 3, J, D)."""
+    rows, channels = grad.shape
+    programs, tiles, block_rows = _row_split(rows, channels)
+    norm_backward_kernel[(programs,)](
+        grad,
+        out,
+        normalised,
+        rstd,
+        norm_weight,
+        norm_bias,
+        grad_inner,
+        partials[0, 0, layer],
+        rows,
+        tiles,
+        grad.stride(0),
+        partials.stride(1),
+        CHANNELS=channels,
+        BLOCK_ROWS=block_rows,
+        BLOCK=table.power_of_two(channels),
+        num_warps=4,
+    )
 
 
 def _row_split(rows: int, channels: int) -> tuple[int, int, int]:
     """Programs, tiles per program and rows per tile of a sum over rows."""
-    block_rows = table.norm_rows(channels, interpreted=INTERPRETED)
+    block_rows = table.norm_rows(channels, interpreted=INTERPRETING)
     tiles = -(-rows // block_rows)
-    programs = min(tiles, 3 if INTERPRETED else table.NORM_PROGRAMS)
+    programs = min(tiles, 3 if INTERPRETING else table.NORM_PROGRAMS)
     return programs, -(-tiles // programs), block_rows
 
 
-def _column_sum(values: Tensor, out: Tensor) -> None:
+def column_sum(values: Tensor, out: Tensor) -> None:
     rows, channels = values.shape
     if rows == 0 or channels == 0:
         out.zero_()
@@ -419,15 +341,25 @@ def _column_sum(values: Tensor, out: Tensor) -> None:
         BLOCK_ROWS=block_rows,
         BLOCK=table.power_of_two(channels),
     )
-    _sum(partials, out)
+    sum_partials(partials, out)
 
 
-def _sum_block(parts: int) -> tuple[int, int]:
-    return min(64, table.power_of_two(parts)), 64
+def sum_vectors(partials: Tensor, norm_weights: Tensor, norm_biases: Tensor, biases: Tensor) -> None:
+    """Add up the partial sums (parts, 3, J, D) of all layers into three (J, D)."""
+    parts, block = _sum_block(partials.shape[0])
+    count = biases.numel()
+    sum_vectors_kernel[(-(-count // block), 3)](
+        partials, norm_weights, norm_biases, biases, count, partials.shape[0], PARTS=parts, BLOCK=block
+    )
 
 
-def _sum(partials: Tensor, out: Tensor) -> None:
+def sum_partials(partials: Tensor, out: Tensor) -> None:
+    """Add up partial sums (parts, *out.shape)."""
     parts, block = _sum_block(partials.shape[0])
     sum_partials_kernel[(-(-out.numel() // block),)](
         partials, out, out.numel(), partials.shape[0], PARTS=parts, BLOCK=block
     )
+
+
+def _sum_block(parts: int) -> tuple[int, int]:
+    return min(64, table.power_of_two(parts)), 64

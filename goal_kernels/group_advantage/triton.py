@@ -1,5 +1,8 @@
 """Group advantage in one pass: each program holds whole groups in registers. See eager.py for the semantics."""
 
+# Triton's launch syntax, kernel[grid](...), takes plain values for constexpr parameters, and options besides:
+# pyright: reportCallIssue=false, reportArgumentType=false
+
 from __future__ import annotations
 
 import torch

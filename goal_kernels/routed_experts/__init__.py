@@ -17,8 +17,10 @@ from goal_kernels._checks import (
     check_same_dtype,
     check_shape,
     check_tensor,
+    debugging,
 )
 from goal_kernels._precision import autocast
+from goal_kernels.backend import backend_for
 from goal_kernels.routed_experts import eager
 from goal_kernels.routed_experts.eager import ACTIVATIONS, LoadStatistics, Routing
 
@@ -29,7 +31,8 @@ def route_topk(z: Tensor, condition: Tensor, gate_weight: Tensor, *, k: int) -> 
     """Choose k experts for every token: `softmax([z; condition] @ gate_weight.T)`, top k, renormalised.
 
     Ties go to the lowest expert id. A row with NaN or +inf logits gets NaN weights and the ids 0..k-1: unique and in
-    range, so that one bad token cannot corrupt the others.
+    range, so that one bad token cannot corrupt the others. With `GOAL_KERNELS_DEBUG=1` in the environment such a row
+    is an error instead.
 
     Args:
         z: `(N, D)` tokens.
@@ -53,7 +56,13 @@ def route_topk(z: Tensor, condition: Tensor, gate_weight: Tensor, *, k: int) -> 
                 [2, 1]])
     """
     _check_router(z, condition, gate_weight, k)
-    return eager.route_topk(z, condition, gate_weight, k=k)
+    implementation = eager.route_topk
+    if backend_for(z) == "triton":
+        from goal_kernels.routed_experts import triton as kernels
+
+        if kernels.supports(z, gate_weight.shape[0], k):
+            implementation = kernels.route_topk
+    return _check_routing(implementation(z, condition, gate_weight, k=k))
 
 
 def routed_experts(
@@ -105,7 +114,14 @@ def routed_experts(
     check_same_dtype("z", z, w1=w1, w2=w2)
     check_same_device("z", z, w1=w1, b1=b1, w2=w2, b2=b2)
     check_choice("activation", activation, ACTIVATIONS)
-    return eager.routed_experts(z, condition, gate_weight, w1, b1, w2, b2, k=k, activation=activation)
+    implementation = eager.routed_experts
+    if backend_for(z) == "triton":
+        from goal_kernels.routed_experts import triton as kernels
+
+        if kernels.supports(z, experts, k):
+            implementation = kernels.routed_experts
+    out, routing = implementation(z, condition, gate_weight, w1, b1, w2, b2, k=k, activation=activation)
+    return out, _check_routing(routing)
 
 
 def load_statistics(routing: Routing) -> LoadStatistics:
@@ -149,3 +165,14 @@ def _check_router(z: Tensor, condition: Tensor, gate_weight: Tensor, k: int) -> 
             f"z has {tokens} tokens and condition {groups} rows; expected N to be a multiple of G, "
             f"with the tokens of one condition next to each other"
         )
+
+
+def _check_routing(routing: Routing) -> Routing:
+    if debugging():
+        lost = routing.probabilities.detach().isnan().any(dim=-1)
+        if lost.any():
+            raise ValueError(
+                f"the router's logits are NaN or inf for {int(lost.sum())} of {lost.numel()} tokens, first for token "
+                f"{int(lost.nonzero()[0])}; look for NaN or inf in z, condition and gate_weight"
+            )
+    return routing

@@ -13,6 +13,7 @@ from goal_kernels._checks import (
     check_same_device,
     check_shape,
     check_tensor,
+    debugging,
 )
 from goal_kernels.backend import backend_for
 from goal_kernels.scpo_loss import eager
@@ -61,7 +62,8 @@ def scpo_loss(
     Raises:
         TypeError: an argument has the wrong type or dtype.
         ValueError: shapes or devices do not fit together, a length or token is out of range (tested on CPU tensors
-            only: on a GPU it would cost a synchronisation), or an option is unknown.
+            only: on a GPU it would cost a synchronisation), or an option is unknown. With `GOAL_KERNELS_DEBUG=1` in
+            the environment also where the logits of a token are NaN, +inf or all -inf.
 
     Source: SCPO objective and Algorithm 3 of the paper, which maximise; k3 from http://joschu.net/blog/kl-approx.html.
     """
@@ -98,6 +100,9 @@ def scpo_loss(
     check_choice("ratio", ratio, ("sequence", "token"))
     if logits.device.type == "cpu" and not torch.compiler.is_compiling():
         _check_values(tokens, lengths, vocabulary)
+    if debugging():
+        _check_logits("logits", logits, lengths)
+        _check_logits("reference_logits", reference_logits, lengths)
     implementation = eager.scpo_loss
     if backend_for(logits) == "triton":
         from goal_kernels.scpo_loss import triton as kernels
@@ -131,4 +136,17 @@ def _check_values(tokens: Tensor, lengths: Tensor, vocabulary: int) -> None:
         raise ValueError(
             f"tokens holds {int(tokens[outside][0])} before the end of a sequence; expected ids between 0 and "
             f"{vocabulary - 1}, the last of V = {vocabulary} logits"
+        )
+
+
+def _check_logits(argument: str, logits: Tensor, lengths: Tensor) -> None:
+    """Every token before the end of its sequence has a distribution."""
+    valid = torch.arange(logits.shape[1], device=logits.device) < lengths[:, None]
+    top = logits.detach().float().nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf).amax(dim=-1)
+    lost = valid & top.isinf()
+    if lost.any():
+        sequence, step = lost.nonzero()[0].tolist()
+        raise ValueError(
+            f"{argument} gives {int(lost.sum())} tokens no distribution, first step {step} of sequence {sequence}: "
+            f"expected no NaN, no +inf and at least one choice above -inf"
         )

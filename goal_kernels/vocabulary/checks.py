@@ -13,7 +13,7 @@ TOKEN_TYPES = (np.dtype(np.int32), np.dtype(np.int64))
 
 
 def amounts_array(values: Any) -> np.ndarray:
-    """``values`` as a C-contiguous ``(N,)`` array of float64, float32 or int64; never a cast of what already has a type."""
+    """``values`` as a C-contiguous ``(N,)`` array of float64, float32 or int64; what has another type is refused."""
     array = np.asarray(values)
     if array.size == 0 and isinstance(values, (list, tuple)):
         array = array.astype(np.float64)
@@ -29,9 +29,13 @@ def amounts_array(values: Any) -> np.ndarray:
 
 def vocabulary_array(vocabulary: Any) -> np.ndarray:
     """``vocabulary`` as a C-contiguous ``(V,)`` float64 array; the native code checks its values."""
-    array = np.asarray(vocabulary, dtype=np.float64) if isinstance(vocabulary, (list, tuple)) else np.asarray(vocabulary)
+    array = (
+        np.asarray(vocabulary, dtype=np.float64) if isinstance(vocabulary, (list, tuple)) else np.asarray(vocabulary)
+    )
     if array.dtype != np.float64:
-        raise ValueError(f"vocabulary has dtype {array.dtype}, expected float64: convert it with .astype(numpy.float64)")
+        raise ValueError(
+            f"vocabulary has dtype {array.dtype}, expected float64: convert it with .astype(numpy.float64)"
+        )
     if array.ndim != 1:
         raise ValueError(f"vocabulary has shape {array.shape}, expected one dimension (V,)")
     return np.ascontiguousarray(array)
@@ -41,7 +45,9 @@ def tokens_array(tokens: Any) -> np.ndarray:
     """``tokens`` as a C-contiguous ``(N, T)`` array of int32 or int64."""
     array = np.asarray(tokens)
     if array.dtype not in TOKEN_TYPES:
-        raise ValueError(f"tokens has dtype {array.dtype}, expected int32 or int64: convert it with .astype(numpy.int32)")
+        raise ValueError(
+            f"tokens has dtype {array.dtype}, expected int32 or int64: convert it with .astype(numpy.int32)"
+        )
     if array.ndim != 2:
         raise ValueError(f"tokens has shape {array.shape}, expected two dimensions (N, T): one row an amount")
     return np.ascontiguousarray(array)

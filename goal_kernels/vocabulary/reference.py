@@ -107,7 +107,7 @@ def _choose(
 def encode(values: Iterable[float], vocabulary: Sequence[float], *, max_length: int) -> list[list[int]]:
     """Token sequences: again and again the largest token that is at most what is left (paper, greedy decomposition)."""
     unit = find_unit(vocabulary, vocabulary[-1])
-    steps = list(vocabulary) if unit is None else [count_units(value, unit) for value in vocabulary]
+    steps: list = list(vocabulary) if unit is None else [count_units(value, unit) for value in vocabulary]
     sequences = []
     for value in values:
         residual = value
@@ -128,7 +128,7 @@ def encode(values: Iterable[float], vocabulary: Sequence[float], *, max_length: 
 def decode(sequences: Iterable[Sequence[int]], vocabulary: Sequence[float]) -> list[float]:
     """The amount that each sequence adds up to."""
     unit = find_unit(vocabulary, vocabulary[-1])
-    steps = list(vocabulary) if unit is None else [count_units(value, unit) for value in vocabulary]
+    steps: list = list(vocabulary) if unit is None else [count_units(value, unit) for value in vocabulary]
     amounts = []
     for sequence in sequences:
         total = 0.0 if unit is None else 0

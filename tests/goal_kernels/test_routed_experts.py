@@ -245,3 +245,14 @@ def test_mistakes_are_named(change, error, words):
     arguments = inputs(dtype=torch.float32) | {"k": 2} | change
     with pytest.raises(error, match=words):
         routed_experts(**arguments)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_debugging_names_the_token_with_bad_logits(monkeypatch, bad):
+    tensors = inputs()
+    tensors["z"][5, 2] = bad
+    routed_experts(**tensors, k=2)
+    monkeypatch.setenv("GOAL_KERNELS_DEBUG", "1")
+    for call in (lambda: routed_experts(**tensors, k=2), lambda: route_topk(*list(tensors.values())[:3], k=2)):
+        with pytest.raises(ValueError, match="1 of 12 tokens, first for token 5"):
+            call()

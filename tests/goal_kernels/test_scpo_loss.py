@@ -342,3 +342,15 @@ def test_compiles_into_one_graph_with_the_same_result(kl, ratio):
 def test_mistakes_are_named(change, error, words):
     with pytest.raises(error, match=words):
         scpo_loss(**inputs() | OPTIONS | change)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_debugging_names_the_token_without_a_distribution(monkeypatch, bad):
+    tensors = inputs()
+    monkeypatch.setenv("GOAL_KERNELS_DEBUG", "1")
+    scpo_loss(**tensors, **OPTIONS)
+    tensors["logits"][0, 3] = bad  # padding
+    scpo_loss(**tensors, **OPTIONS)
+    tensors["reference_logits"][3, 2] = bad
+    with pytest.raises(ValueError, match="reference_logits gives 1 tokens no distribution, first step 2 of sequence 3"):
+        scpo_loss(**tensors, **OPTIONS)

@@ -37,7 +37,7 @@ def numpy_vocabulary(values: np.ndarray, min_unit: float = 1.0, max_tokens: int 
     return np.array(sorted(tokens | {min_unit}, reverse=True))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=60), OPTIONS)
 def test_build_vocabulary_matches_twin_on_whole_amounts(amounts, options):
     if not any(amounts):
@@ -47,7 +47,7 @@ def test_build_vocabulary_matches_twin_on_whole_amounts(amounts, options):
         assert build_vocabulary(np.array(amounts, dtype), **options).tolist() == expected
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 10**6), min_size=1, max_size=40), st.sampled_from([0.01, 0.05, 0.3, 0.25, 1.0]), OPTIONS)
 def test_build_vocabulary_matches_twin_on_cents(cents, min_unit, options):
     amounts = [cent / 100 for cent in cents]
@@ -56,21 +56,21 @@ def test_build_vocabulary_matches_twin_on_cents(cents, min_unit, options):
     assert actual == pytest.approx(expected, rel=1e-15)  # a log of products k * unit is answered in products
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=40), st.sampled_from([0.1, 1.0, 7.5]), OPTIONS)
 def test_build_vocabulary_matches_twin_on_real_amounts(amounts, min_unit, options):
     expected = reference.build_vocabulary(amounts, min_unit=min_unit, **options)
     assert build_vocabulary(np.array(amounts), min_unit=min_unit, **options).tolist() == expected
 
 
-def heavy_tailed(size: int = 300_000) -> np.ndarray:
+def heavy_tailed(size: int = 150_000) -> np.ndarray:
     return np.random.default_rng(5).lognormal(4.5, 1.4, size)
 
 
 LARGE = {
     "coins": lambda: np.minimum(np.ceil(heavy_tailed()), 3000.0),  # counted by value
     "few distinct, far apart": lambda: np.round(heavy_tailed(), -1) * 1e6 + 1e6,  # counted in a hash table
-    "distinct whole": lambda: np.round(heavy_tailed() * 1e9),  # in buckets, on a grid
+    "distinct whole": lambda: np.round(heavy_tailed() * 1e4),  # in buckets, on a grid
     "real": heavy_tailed,  # in buckets
     "real, in one bucket": lambda: 1e6 + heavy_tailed() / 1e4,
     "real, above the unit": lambda: 2.0 + heavy_tailed(),  # every amount is touched: the error bound matters

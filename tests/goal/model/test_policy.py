@@ -99,7 +99,9 @@ def test_generation_is_teacher_forced_argmax(changes: dict, make_policy: Make, m
     logits = policy(history, multiplier, with_sos(tokens))
     assert torch.equal(logits.argmax(dim=-1), tokens)
     log_probs = logits.log_softmax(dim=-1).gather(-1, tokens[..., None])[..., 0]
-    torch.testing.assert_close(generation.log_probs[:, 0], log_probs.masked_fill(tokens == PAD, 0), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        generation.log_probs[:, 0], log_probs.masked_fill(tokens == PAD, 0), rtol=1e-4, atol=1e-5
+    )
     assert torch.equal(generation.amounts[:, 0], policy.choices.token_values[tokens].sum(dim=-1))
     assert torch.equal(policy.allocate(history, multiplier), generation.amounts[:, 0])
 
@@ -108,11 +110,15 @@ def test_one_token_amounts_need_one_step(make_policy: Make, make_history: MakeHi
     listed = (0.0, 1.0, 7.0, 30.0, 100.0)
     policy, history = make_policy(allowed_amounts=listed), make_history()
     assert policy.single_step
-    generation = policy.generate(history, torch.ones(6), samples=50, greedy=False, generator=torch.Generator().manual_seed(0))
+    generation = policy.generate(
+        history, torch.ones(6), samples=50, greedy=False, generator=torch.Generator().manual_seed(0)
+    )
     assert set(generation.amounts.flatten().tolist()) <= set(listed)
     tokens = generation.tokens[:, 0]
     log_probs = policy(history, torch.ones(6), with_sos(tokens)).log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
-    torch.testing.assert_close(generation.log_probs[:, 0], log_probs.masked_fill(tokens == PAD, 0), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        generation.log_probs[:, 0], log_probs.masked_fill(tokens == PAD, 0), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_samples_follow_the_policy(make_policy: Make, make_history: MakeHistory) -> None:

@@ -1,0 +1,243 @@
+"""Launches of the forward pass, in order: memory, grids and tiles. Tensors are contiguous except the condition."""
+
+# Triton's launch syntax, kernel[grid](...), takes plain values for constexpr parameters, and options besides:
+# pyright: reportCallIssue=false, reportArgumentType=false
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from goal_kernels.routed_experts import _mlp, _router
+from goal_kernels.routed_experts._plan import Plan, dot_type, power, precision, tanh_kind
+
+ROUTER_ROWS = 64  # tokens a program routes at once
+ROUTER_STEPS = 4
+MAX_ROUTER_PROGRAMS = 4096  # every program of the sort reads the counts of all of them
+
+
+def router_block(tokens: int) -> tuple[int, int]:
+    """Steps a router program takes, and programs."""
+    steps = ROUTER_STEPS
+    while tokens > steps * ROUTER_ROWS * MAX_ROUTER_PROGRAMS:
+        steps *= 2
+    return steps, -(-tokens // (steps * ROUTER_ROWS))
+
+
+def route(
+    z: Tensor,
+    condition: Tensor,
+    gate_weight: Tensor,
+    routing: tuple[Tensor, Tensor, Tensor],
+    shape: Plan,
+    dispatch: Tensor,
+) -> None:
+    """Launch the router and, for the sorted layout, the sort."""
+    weights, experts, probabilities = routing
+    steps, programs = router_block(shape.tokens)
+    counts = z.new_empty(programs, shape.experts, dtype=torch.int32)
+    sort = dispatch.numel() > 0
+    width = power(shape.experts)
+    _router.router_kernel[(programs,)](
+        z,
+        condition,
+        gate_weight,
+        probabilities,
+        weights,
+        experts,
+        dispatch[shape.experts + 1 :],
+        counts,
+        shape.tokens,
+        shape.tokens // condition.shape[0],
+        shape.channels,
+        condition.shape[1],
+        shape.experts,
+        *condition.stride(),
+        K=shape.k,
+        EP=width,
+        BM=ROUTER_ROWS,
+        BD=64 if z.dtype != torch.float32 and width <= 64 else 32,
+        STEPS=steps,
+        SORT=sort,
+        DOT=dot_type(z, condition, gate_weight),
+        PRECISION="tf32x3",
+        num_warps=8,
+        num_stages=2,
+    )
+    if sort:
+        _router.sort_kernel[(programs + shape.experts + 1,)](
+            experts,
+            dispatch,
+            counts,
+            shape.tokens * shape.k,
+            programs,
+            shape.positions,
+            shape.experts,
+            EP=width,
+            TILE=shape.rows,
+            PAIRS=steps * ROUTER_ROWS * shape.k,
+            CHUNK=256,
+            BLOCKS=max(1, 1024 // width),
+            num_warps=4,
+        )
+
+
+def matrix_options(z: Tensor) -> dict[str, object]:
+    return {"DOT": dot_type(z), "PRECISION": precision(z.dtype)}
+
+
+def dense_forward(z, condition, gate_weight, w1, b1, w2, b2, activation, out, routing, shape: Plan) -> None:
+    copies = out if shape.single else z.new_empty(shape.positions, shape.channels)
+    _mlp.mixture_kernel[(shape.padded_tokens // shape.rows * (1 if shape.single else shape.experts),)](
+        z,
+        condition,
+        gate_weight,
+        w1,
+        b1,
+        w2,
+        b2,
+        copies,
+        routing[2],
+        routing[0],
+        routing[1],
+        shape.tokens,
+        shape.tokens // condition.shape[0],
+        shape.padded_tokens,
+        shape.channels,
+        condition.shape[1],
+        shape.hidden,
+        shape.experts,
+        *condition.stride(),
+        K=shape.k,
+        EP=power(shape.experts),
+        SINGLE=shape.single,
+        BM=shape.rows,
+        BD=32,
+        ACTIVATION=activation,
+        TANH=tanh_kind(z.dtype),
+        ROUTER=dot_type(z, condition, gate_weight),
+        ROUTER_PRECISION="tf32x3",
+        **fused_tiles(shape, z.dtype),
+        **matrix_options(z),
+    )
+    if not shape.single:
+        combine(copies, out, out.new_empty(0, dtype=torch.int32), shape)
+
+
+def sorted_forward(z, w1, b1, w2, b2, activation, out, weights, dispatch, shape: Plan) -> None:
+    copies = z.new_empty(shape.positions, shape.channels)
+    if shape.fused:
+        tiles = fused_tiles(shape, z.dtype)
+        width, block = tiles["DP"], tiles["BH"]
+        descriptors = shape.channels == width and shape.hidden % block == 0
+        if descriptors:  # the copy engine loads the weights: it wants whole blocks, or it would read the next expert
+            w1 = TensorDescriptor.from_tensor(w1.view(-1, shape.hidden), [width, block])
+            w2 = TensorDescriptor.from_tensor(w2.view(-1, shape.channels), [block, width])
+        _mlp.experts_kernel[(shape.tiles,)](
+            z,
+            w1,
+            b1,
+            w2,
+            b2,
+            weights,
+            dispatch,
+            copies,
+            shape.tokens,
+            shape.channels,
+            shape.hidden,
+            shape.experts,
+            K=shape.k,
+            EP=power(shape.experts),
+            DESCRIPTORS=descriptors,
+            BM=shape.rows,
+            ACTIVATION=activation,
+            TANH=tanh_kind(z.dtype),
+            **tiles,
+            **matrix_options(z),
+        )
+    else:
+        hidden = z.new_empty(shape.positions, shape.hidden)
+        grouped_matmul(z, w1, b1, weights, weights, dispatch, hidden, shape, gather=True, activation=activation)
+        grouped_matmul(hidden, w2, b2, weights, weights, dispatch, copies, shape, share=True)
+    combine(copies, out, dispatch, shape)
+
+
+def fused_tiles(shape: Plan, dtype: torch.dtype) -> dict[str, int]:
+    """Tiles of a fused expert: pinned, the output of a tile of tokens stays in registers."""
+    width = power(shape.channels)
+    if dtype == torch.float32:
+        return {"DP": width, "BH": 32 if width <= 64 else 16, "num_warps": 8, "num_stages": 1}
+    return {"DP": width, "BH": 64, "num_warps": 4 if shape.rows < 128 and width <= 128 else 8, "num_stages": 2}
+
+
+def grouped_matmul(
+    values: Tensor,
+    matrix: Tensor,
+    bias: Tensor | None,
+    weights: Tensor,
+    experts_of: Tensor,
+    dispatch: Tensor,
+    out: Tensor,
+    shape: Plan,
+    *,
+    transpose: bool = False,
+    gather: bool = False,
+    share: bool = False,
+    activation: str = "none",
+) -> None:
+    """`out[position] = values @ matrix[expert]`, the matrix transposed where asked."""
+    depth, width = (matrix.shape[2], matrix.shape[1]) if transpose else (matrix.shape[1], matrix.shape[2])
+    strides = (1, matrix.shape[2]) if transpose else (matrix.shape[2], 1)
+    wide = values.dtype == torch.float32
+    columns = min(64 if wide or shape.rows < 64 else 128, power(width))
+    _mlp.grouped_matmul_kernel[(shape.tiles * triton.cdiv(width, columns),)](
+        values,
+        matrix,
+        matrix if bias is None else bias,
+        weights,
+        experts_of,
+        dispatch,
+        out,
+        shape.tokens,
+        shape.padded_tokens,
+        depth,
+        width,
+        shape.experts,
+        *strides,
+        K=shape.k,
+        EP=power(shape.experts),
+        GATHER=gather,
+        SHARE=share,
+        BIAS=bias is not None,
+        ACTIVATION=activation,
+        TANH=tanh_kind(values.dtype),
+        DENSE=shape.dense,
+        BM=shape.rows,
+        BN=columns,
+        BK=32 if wide else 64,
+        num_warps=4 if wide or shape.rows < 128 else 8,
+        num_stages=2 if wide else 3,
+        **matrix_options(values),
+    )
+
+
+def combine(copies: Tensor, out: Tensor, dispatch: Tensor, shape: Plan) -> None:
+    width = min(256, power(shape.channels))
+    rows = max(1, 2048 // width)
+    _router.combine_kernel[(triton.cdiv(shape.tokens, rows),)](
+        copies,
+        dispatch,
+        out,
+        shape.tokens,
+        shape.padded_tokens,
+        shape.channels,
+        shape.experts,
+        K=shape.k,
+        SLOTS=shape.experts if shape.dense else shape.k,
+        DENSE=shape.dense,
+        BM=rows,
+        BD=width,
+        num_warps=4,
+    )

@@ -1,0 +1,101 @@
+"""Which kernels run for a shape, and with which tiles: one small pinned table, no tuning at run time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from goal_kernels._launch import INTERPRETING
+
+# Up to this many (token, expert) pairs every expert sees every token: sorting costs launches that the wasted
+# multiplications do not (at E 4, k 2: 4,096 tokens).
+DENSE_PAIRS = 16384
+# Up to this many tokens one launch does it all: a program that walks through the experts, skipping the idle ones.
+SINGLE_TOKENS = 16
+# Channels a fused expert holds on the chip; above, two grouped matmuls run instead.
+FUSED_CHANNELS = 256
+FUSED_CHANNELS_FP32 = {True: 128, False: 64}  # one launch for few tokens; tiles of 64 tokens
+# The router holds all experts of a tile of tokens in registers.
+MAX_EXPERTS = 256
+# Pairs and positions are int32.
+MAX_PAIRS = 2**31 - 2**24
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Layout and tiles for one call.
+
+    Attributes:
+        dense: every expert sees every token (no sorting), else tokens sorted by expert.
+        single: one launch forward.
+        fused: forward keeps the hidden layer on the chip.
+        rows: tokens a tile; every expert's rows are padded to a multiple of it.
+        padded_tokens: tokens rounded up to `rows` (dense layout: rows of one expert).
+        positions: rows of the layout, padding included.
+    """
+
+    tokens: int
+    channels: int
+    hidden: int
+    experts: int
+    k: int
+    dense: bool
+    single: bool
+    fused: bool
+    rows: int
+    padded_tokens: int
+    positions: int
+
+    @property
+    def tiles(self) -> int:
+        return self.positions // self.rows
+
+    @property
+    def dispatch_size(self) -> int:
+        """Elements of the dispatch buffer (see _router.py); the dense layout has none."""
+        return 0 if self.dense else self.experts + 1 + self.tokens * self.k + self.positions
+
+
+def plan(tokens: int, channels: int, hidden: int, experts: int, k: int, dtype: torch.dtype) -> Plan:
+    """The plan of a shape: a pure function of it, so that forward and backward agree."""
+    wide = dtype == torch.float32
+    fits = channels <= (FUSED_CHANNELS_FP32[tokens <= SINGLE_TOKENS] if wide else FUSED_CHANNELS)
+    dense = fits and tokens * experts <= DENSE_PAIRS
+    # In fp32 many tokens go through two matmuls: with the three products that fp32 takes, the fused expert spills.
+    fused = fits and (dense or not wide)
+    rows = 64 if wide else 128
+    if dense and tokens <= 2048:
+        rows = 16 if tokens <= 16 else 64
+    padded = -(-tokens // rows) * rows
+    positions = experts * padded if dense else (-(-tokens * k // rows) + experts) * rows
+    single = dense and tokens <= SINGLE_TOKENS
+    return Plan(tokens, channels, hidden, experts, k, dense, single, fused, rows, padded, positions)
+
+
+def power(value: int, least: int = 16) -> int:
+    """Next power of two, at least the smallest side of a matrix instruction."""
+    return int(max(least, triton.next_power_of_2(max(value, 1))))
+
+
+def dot_type(*tensors: Tensor) -> tl.dtype:
+    """Type of a matmul's operands: the common 16-bit one, else fp32. The interpreter's 16-bit products are wrong."""
+    kinds = {tensor.dtype for tensor in tensors}
+    if INTERPRETING or len(kinds) > 1:
+        return tl.float32
+    return {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}.get(kinds.pop(), tl.float32)
+
+
+def precision(dtype: torch.dtype) -> str:
+    """fp32 operands in three tf32 products, accurate to 1e-6; 16-bit operands ignore it."""
+    return "tf32x3" if dtype == torch.float32 else "tf32"
+
+
+def tanh_kind(dtype: torch.dtype) -> str:
+    """See _activation.py."""
+    if INTERPRETING:
+        return "exact"
+    return {torch.bfloat16: "half", torch.float16: "fast"}.get(dtype, "exact")

@@ -1,0 +1,118 @@
+"""The loop: schedule, checkpoints, and a run killed in the middle."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from goal.config import LoopConfig
+from goal.errors import ConfigurationError
+from goal.training import Loop, MetricsFile
+from goal.training.loop import learning_rate_factor
+
+
+class Regression:
+    """Fits a line to random points; dropout draws on the global generator too."""
+
+    name = "regression"
+
+    def __init__(self, pause: float = 0.0) -> None:
+        torch.manual_seed(3)
+        self.module = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 1))
+        self.pause = pause
+
+    def losses(self, generator: torch.Generator) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
+        time.sleep(self.pause)
+        x = torch.randn(16, 4, generator=generator)
+        for _ in range(2):
+            error = (self.module(x)[:, 0] - x.sum(dim=1)).square().mean()
+            yield error, {"error": error.detach()}
+
+    def after_step(self) -> None:
+        pass
+
+
+CONFIG = LoopConfig(steps=60, batch_size=16, learning_rate=1e-2, warmup_steps=5, log_every=1, checkpoint_seconds=0.0)
+
+
+def train(folder: Path, *, pause: float = 0.0, config: LoopConfig = CONFIG) -> dict[str, torch.Tensor]:
+    stage = Regression(pause)
+    Loop(config, folder=folder, metrics=MetricsFile(folder / "metrics.jsonl"), seed=7).run(stage)
+    return stage.module.state_dict()
+
+
+def test_it_learns(tmp_path: Path) -> None:
+    train(tmp_path)
+    errors = [line["error"] for line in MetricsFile(tmp_path / "metrics.jsonl").read()]
+    assert len(errors) == 60 and sum(errors[-5:]) < 0.5 * sum(errors[:5])
+
+
+def test_killed_and_started_again_it_ends_with_the_same_weights(tmp_path: Path) -> None:
+    whole = train(tmp_path / "whole")
+    folder = tmp_path / "killed"
+    script = (
+        f"import importlib.util, pathlib; spec = importlib.util.spec_from_file_location('t', {__file__!r});"
+        "t = importlib.util.module_from_spec(spec); spec.loader.exec_module(t);"
+        f"t.train(pathlib.Path({str(folder)!r}), pause=0.05)"
+    )
+    metrics = folder / "metrics.jsonl"
+    folder.mkdir()
+    process = subprocess.Popen([sys.executable, "-c", script])
+    deadline = time.monotonic() + 60
+    while (not metrics.is_file() or len(metrics.read_text().splitlines()) < 15) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    reached = len(metrics.read_text().splitlines())
+    assert 15 <= reached < 60
+    resumed = train(folder)
+    for name, value in whole.items():
+        assert torch.equal(value, resumed[name])
+    steps = [line["step"] for line in MetricsFile(metrics).read()]
+    assert steps == list(range(60))
+
+
+def test_a_half_written_line_is_dropped(tmp_path: Path) -> None:
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    file.append("a", 0, {"loss": 1.0})
+    file.append("b", 0, {"loss": 2.0})
+    file.append("a", 1, {"loss": 3.0})
+    with file.path.open("a") as handle:
+        handle.write('{"stage": "a", "st')
+    file.rewind("a", 1)
+    assert file.read() == [{"stage": "a", "step": 0, "loss": 1.0}, {"stage": "b", "step": 0, "loss": 2.0}]
+    assert all(json.loads(line) for line in file.path.read_text().splitlines())
+
+
+def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path) -> None:
+    train(tmp_path)
+    with pytest.raises(ConfigurationError, match="written by other settings"):
+        train(tmp_path, config=LoopConfig(steps=61, batch_size=16))
+
+
+def test_schedule() -> None:
+    config = LoopConfig(steps=100, batch_size=1, learning_rate=1.0, final_learning_rate=0.1, warmup_steps=10)
+    factors = [learning_rate_factor(step, config) for step in range(100)]
+    assert factors[0] == pytest.approx(0.1) and factors[9] == 1.0
+    assert all(a >= b for a, b in itertools.pairwise(factors))
+    assert factors[99] == pytest.approx(0.1, abs=1e-3)
+
+
+def test_a_loss_that_is_not_finite_names_stage_and_step() -> None:
+    class Broken(Regression):
+        def losses(self, generator: torch.Generator) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
+            yield self.module(torch.full((1, 4), torch.inf)).sum(), {}
+
+    with pytest.raises(FloatingPointError, match="regression, step 0"):
+        Loop(CONFIG).run(Broken())

@@ -1,0 +1,121 @@
+"""Training of the reward model."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from goal.config import LoopConfig, RewardConfig
+from goal.data import Data
+from goal.log import FeatureScaling
+from goal.reward import LongHorizonValue, PScore, RewardModel
+from goal.reward.state import state_config
+from goal.simulator import preset, simulate
+from goal.training import Loop, PScoreStage, ValueStage
+from goal.training.reward import Segments, encode_states
+
+from .conftest import tiny_config
+
+
+def make_pscore(data: Data, tokenizer) -> PScore:
+    torch.manual_seed(0)
+    config = state_config(tiny_config(data, tokenizer, window=8), 16)
+    return PScore(config, data.scaling, objectives=data.schema.objectives, clock=data.clock)
+
+
+def test_segments_hold_every_row_once(data: Data) -> None:
+    rows = data.splits.training[data.splits.training % 7 != 3]
+    segments = Segments(data.log, rows, context=6)
+    found = torch.cat([segments.batch(indices)[1] for indices in torch.arange(len(segments)).split(5)])
+    assert torch.equal(found.sort().values, torch.from_numpy(rows))
+
+
+def test_states_of_a_stretch_are_those_of_windows(data: Data, tokenizer) -> None:
+    pscore = make_pscore(data, tokenizer).eval()
+    states = encode_states(pscore, data.log, data.splits.training)
+    windows = data.windows(data.splits.training, pscore.state.context + 1)
+    with torch.no_grad():
+        by_window = pscore.state.pending(windows.batch(np.arange(0, 4000, 13)))
+    torch.testing.assert_close(states[::13], by_window, rtol=1e-4, atol=1e-5)
+
+
+def test_pscore_learns_the_response(data: Data, tokenizer) -> None:
+    log = simulate(preset("calibrated"), "uniform", users=400, seed=5)
+    rows = np.arange(log.events)
+    larger = Data(log, data.splits, data.parameters, 0)
+    torch.manual_seed(0)
+    config = state_config(tiny_config(data, tokenizer), 32)
+    pscore = PScore(config, FeatureScaling.fit(log, rows), objectives=log.schema.objectives, clock=larger.clock)
+    settings = RewardConfig(pscore=LoopConfig(steps=250, batch_size=1024, learning_rate=5e-3))
+    Loop(settings.pscore).run(PScoreStage(pscore, log, rows, settings))
+    windows = larger.windows(rows[::37], 8)
+    grid = torch.arange(11.0)
+    with torch.no_grad():
+        predicted = pscore.eval().predict(windows.batch(np.arange(len(windows))), grid).numpy()
+    fatigue = log.numeric[rows[::37], 0]
+    truth = 30 / (1 + np.exp(3 - 0.8 * np.arange(11) + 1.2 * fatigue[:, None]))
+    assert np.abs(predicted - truth).mean() < 1.0
+
+
+def test_the_clock_does_not_reach_the_pscore(data: Data, tokenizer) -> None:
+    pscore = make_pscore(data, tokenizer).eval()
+    history = data.windows(data.splits.training, 8).batch(np.arange(50))
+    moved = history.numeric.clone()
+    moved[..., 2] += 0.3
+    changed = type(history)(moved, history.categorical, history.incentives, history.outcomes, history.lengths)
+    with torch.no_grad():
+        assert torch.equal(pscore.state.pending(history), pscore.state.pending(changed))
+
+
+def test_value_of_a_world_without_fatigue_is_the_myopic_optimum_times_what_is_left(data: Data, tokenizer) -> None:
+    """Nothing carries over, so utility-to-go is the best immediate utility, discounted over the steps left."""
+
+    class Known(PScore):
+        def expected(self, states, amounts, name="revenue"):
+            return (4 * torch.sqrt(amounts)).expand(len(states), -1)
+
+    torch.manual_seed(0)
+    pscore = Known(state_config(tiny_config(data, tokenizer), 16), data.scaling, objectives=data.schema.objectives,
+                   clock=data.clock)  # fmt: skip
+    multipliers = torch.tensor([0.5, 1.0, 2.0])
+    value = LongHorizonValue(
+        pscore.state.size, data.scaling, multipliers=tuple(multipliers.tolist()), hidden=32, clock=True
+    )
+    reward = RewardModel(pscore, [value], grid=torch.arange(11.0), multipliers=multipliers, discount=0.9, cost_rate=1.0,
+                         clock=data.clock)  # fmt: skip
+    config = RewardConfig(
+        discount=0.9, target_rate=0.05, value=LoopConfig(steps=500, batch_size=256, learning_rate=5e-3)
+    )
+    Loop(config.value).run(ValueStage(reward, data.log, data.splits.training, config, horizon=100))
+    best = (4 * reward.grid.sqrt()[:, None] - multipliers * reward.grid[:, None]).max(dim=0).values
+    windows = data.windows(data.splits.training[40:60], 4)
+    with torch.no_grad():
+        states = pscore.state.pending(windows.batch(np.arange(20)))
+        for step in (10, 90, 95):
+            left = 99 - step
+            expected = best * (1 - 0.9**left) / (1 - 0.9)
+            utility, _ = reward.to_go(states, torch.full((20,), step / 100))
+            torch.testing.assert_close(utility.mean(dim=(0, 1)), expected, rtol=0.05, atol=0.3)
+    table = reward.table(states, torch.full((20,), 0.5))
+    utility = table.reward - multipliers * table.cost
+    assert torch.equal(utility.argmax(dim=1)[0], torch.tensor([10, 4, 1]))
+
+
+def test_reading_between_the_grid(data: Data, tokenizer) -> None:
+    pscore = make_pscore(data, tokenizer)
+    reward = RewardModel(pscore, [], grid=torch.tensor([0.0, 1.0, 4.0]), multipliers=torch.tensor([0.0, 1.0]),
+                         discount=0.9, cost_rate=2.0)  # fmt: skip
+    windows = data.windows(data.splits.training, 8)
+    table = reward.tabulate(windows.batch(np.arange(3)))
+    assert table.reward.shape == (3, 3, 2)
+    amounts = torch.tensor([0.0, 0.25, 1.0, 2.5, 4.0, 9.0]).expand(3, 2, 6)
+    read = reward.at(table, amounts)
+    torch.testing.assert_close(read.cost[0, 0], torch.tensor([0.0, 0.5, 2.0, 5.0, 8.0, 8.0]))
+    torch.testing.assert_close(read.reward[:, :, 3], 0.5 * (table.reward[:, 1] + table.reward[:, 2]))
+
+
+@pytest.mark.parametrize("discount", [1.0, -0.1])
+def test_bad_discount(discount: float) -> None:
+    with pytest.raises(ValueError, match="discount"):
+        RewardConfig(discount=discount)

@@ -1,0 +1,112 @@
+"""SCPO: ratios, signs, both rollouts, and what it converges to."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from goal import Policy
+from goal.config import LoopConfig, ScpoConfig
+from goal.data import Data
+from goal.log import History
+from goal.reward import RewardModel, RewardTable
+from goal.tokenizer import EOS
+from goal.training import Loop, Scpo, StateSampler
+from goal_kernels import group_advantage
+
+MULTIPLIERS = torch.tensor([0.0, 1.0, 4.0])
+
+
+class KnownReward(torch.nn.Module):
+    """R is concave in the amount: the best one is 8, 6 and 0 under the three multipliers."""
+
+    multipliers = MULTIPLIERS
+    at = RewardModel.at
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.grid = torch.arange(11.0)
+
+    def tabulate(self, history: History) -> RewardTable:
+        reward = -0.25 * (self.grid - 8).square()
+        shape = (len(history), 11, 3)
+        return RewardTable(reward[None, :, None].expand(shape), self.grid[None, :, None].expand(shape))
+
+
+def make(policy: Policy, data: Data, **changes: object) -> Scpo:
+    config = dataclasses.replace(ScpoConfig(loop=LoopConfig(steps=150, batch_size=16, learning_rate=5e-3)), **changes)
+    windows = data.windows(data.splits.training, policy.config.window)
+    states = StateSampler(windows, clock=data.clock, horizon=data.schema.horizon)
+    return Scpo(policy, KnownReward(), states, config)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("rollout", "listed"),
+    [("shared", True), ("shared", False), ("per_multiplier", True), ("per_multiplier", False), ("exact", True)],
+)
+def test_the_first_ratio_is_exactly_one(rollout: str, listed: bool, policy: Policy, data: Data) -> None:
+    if not listed:  # several tokens an amount, so masks matter at each step
+        config = dataclasses.replace(policy.config, vocabulary=(4.0, 1.0), allowed_amounts=None, maximum_amount=10.0)
+        torch.manual_seed(0)
+        policy = Policy(config, data.scaling)
+    stage = make(policy, data, rollout=rollout, updates_per_rollout=1)
+    for _, metrics in stage.losses(torch.Generator().manual_seed(0)):
+        assert float(metrics["ratio_min"]) == 1.0 and float(metrics["ratio_max"]) == 1.0
+        assert abs(float(metrics["kl"])) < 1e-6  # the policy is its own reference
+        assert float(metrics["clip_fraction"]) == 0.0
+
+
+def test_it_finds_the_best_amount_of_every_multiplier(policy: Policy, data: Data) -> None:
+    for rollout in ("per_multiplier", "exact"):
+        torch.manual_seed(0)
+        fresh = Policy(policy.config, data.scaling)
+        Loop(ScpoConfig(loop=LoopConfig(steps=150, batch_size=16, learning_rate=5e-3)).loop).run(
+            make(fresh, data, rollout=rollout)
+        )
+        history = data.windows(data.splits.training, fresh.config.window).batch(np.arange(0, 4000, 97))
+        for multiplier, best in zip(MULTIPLIERS.tolist(), (8, 6, 0), strict=True):
+            amounts = fresh.allocate(history, torch.full((len(history),), multiplier))
+            assert (amounts - best).abs().mean() < 0.5, (rollout, multiplier, amounts)
+
+
+def test_advantages_do_not_see_a_constant() -> None:
+    generator = torch.Generator().manual_seed(0)
+    reward, cost = torch.randn(5, 3, 8, generator=generator), torch.rand(5, 3, 8, generator=generator)
+    base = group_advantage(reward, cost, MULTIPLIERS)
+    torch.testing.assert_close(group_advantage(reward + 7, cost, MULTIPLIERS), base, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(group_advantage(3 * reward, 3 * cost, MULTIPLIERS), base, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(group_advantage(reward, cost + 2, MULTIPLIERS), base, rtol=1e-4, atol=1e-4)
+
+
+def test_kl_is_minimised(policy: Policy, data: Data) -> None:
+    """With equal rewards only the KL pulls: a policy pushed off its reference comes back."""
+    stage = make(policy, data, kl_weight=1.0, updates_per_rollout=1)
+    with torch.no_grad():
+        policy.decoder.tokens.weight[EOS] += torch.linspace(-1, 1, 16)
+    optimiser = torch.optim.SGD(policy.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(0)
+    history = stage.states.draw(16, generator)
+    rollout = stage.rollout(history, generator)._replace(advantages=torch.zeros(48, 11))
+    divergences = []
+    for _ in range(20):
+        loss, metrics = stage.loss(rollout)
+        divergences.append(float(metrics["kl"]))
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    assert divergences[0] > 0.01 and divergences[-1] < 0.5 * divergences[0]
+
+
+def test_a_drawn_clock_moves_the_whole_window(data: Data) -> None:
+    windows = data.windows(data.splits.training, 4)
+    sampler = StateSampler(windows, clock=2, horizon=100)
+    history = sampler.draw(200, torch.Generator().manual_seed(0))
+    last = history.numeric[torch.arange(200), history.lengths - 1, 2] * 100
+    assert torch.allclose(last, last.round(), atol=1e-3) and last.min() < 5 and last.max() > 95
+    full = history.lengths == 4
+    late = full & (last > 4)
+    steps = history.numeric[late][:, :, 2].diff(dim=1) * 100
+    torch.testing.assert_close(steps, torch.ones_like(steps), rtol=0, atol=1e-3)
