@@ -24,18 +24,26 @@ namespace {
 constexpr std::size_t kBlock = 128;                            // amounts that are decomposed together
 constexpr std::size_t kStreamBytes = std::size_t{8} << 20;     // results above this are written past the cache
 
-// Copies a row past the cache where it can: the result is larger than any cache and is not read again here.
-inline void write_row(std::int32_t* to, const std::int32_t* from, std::size_t length, bool aligned) {
+// Copies a row; streamed past the cache where the result is larger than any cache and is not read again here.
+template <bool Streamed>
+inline void write_row(std::int32_t* to, const std::int32_t* from, std::size_t length) {
 #if defined(__SSE2__)
-    if (aligned) {
-        for (std::size_t i = 0; i < length; i += 4) {
+    if constexpr (Streamed) {
+        const auto copy = [&](std::size_t i) {
             _mm_stream_si128(reinterpret_cast<__m128i*>(to + i),
                              _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i)));
+        };
+        std::size_t i = 0;
+        for (; i + 16 <= length; i += 16) {
+            copy(i);
+            copy(i + 4);
+            copy(i + 8);
+            copy(i + 12);
         }
+        for (; i < length; i += 4) copy(i);
         return;
     }
 #endif
-    (void)aligned;
     std::memcpy(to, from, length * sizeof *to);
 }
 
@@ -173,30 +181,26 @@ void Tokenizer::decompose(double* residuals, std::size_t size, std::size_t max_l
     }
 }
 
-// The quick way for a block of multiples of the unit that all have whole rows in the table, as most blocks do: finds
-// where their rows begin, and their lengths. False where one of them does not.
-template <typename Amount>
-bool Tokenizer::look_up(const Amount* amounts, std::size_t size, const Table& table, std::size_t max_length,
-                        std::size_t* rows, std::int32_t* lengths) const {
-    const Grid grid = *grid_;
+// The quick way for multiples of the unit that have whole rows in the table, as most amounts do. Stops at the first one
+// that has not, and returns how many it wrote.
+template <bool Streamed, typename Amount>
+std::size_t Tokenizer::write_known(const Amount* amounts, std::size_t size, const Table& table, std::size_t max_length,
+                                   std::int32_t* tokens, std::int32_t* lengths) const {
+    const Grid grid = *grid_;  // and other copies: what is written could alias the members otherwise
     const double limit = static_cast<double>(table.size);
-    std::int32_t ks[kBlock];
-    bool found = true;
+    const std::int32_t* rows = table.rows.data();
+    const std::int32_t* row_lengths = table.lengths.data();
+    const auto longest = static_cast<std::int32_t>(max_length);
     for (std::size_t i = 0; i < size; ++i) {
         const double count = grid.count(amounts[i]);
-        const bool inside = count >= 0.0 && count < limit;
-        ks[i] = static_cast<std::int32_t>(inside ? count : 0.0);
-        found = found && inside;
+        if (!(count >= 0.0 && count < limit)) return i;
+        const auto k = static_cast<std::size_t>(static_cast<std::int64_t>(count));
+        const std::int32_t length = row_lengths[k];
+        if (length > longest) return i;
+        lengths[i] = length;
+        write_row<Streamed>(tokens + i * max_length, rows + k * max_length, max_length);
     }
-    if (!found) return false;
-    std::int32_t longest = 0;
-    for (std::size_t i = 0; i < size; ++i) {
-        const auto k = static_cast<std::size_t>(ks[i]);
-        rows[i] = k * max_length;
-        lengths[i] = table.lengths[k];
-        longest = std::max(longest, lengths[i]);
-    }
-    return static_cast<std::size_t>(longest) <= max_length;
+    return size;
 }
 
 template <typename Amount>
@@ -205,8 +209,8 @@ std::size_t Tokenizer::encode(const Amount* amounts, std::size_t size, std::size
     const std::size_t workers = worthwhile_workers(size, threads);
     const TokenIndex index(steps_);
     const Table table = make_table(size, max_length);
-    const bool aligned = max_length % 4 == 0 && reinterpret_cast<std::uintptr_t>(tokens) % 16 == 0 &&
-                         size * max_length * sizeof *tokens > kStreamBytes;
+    const bool streamed = max_length % 4 == 0 && reinterpret_cast<std::uintptr_t>(tokens) % 16 == 0 &&
+                          size * max_length * sizeof *tokens > kStreamBytes;
     std::vector<std::size_t> cut(workers, 0);
     // Threads share out whole blocks, so that which of several errors is met first does not depend on their number.
     parallel_for((size + kBlock - 1) / kBlock, workers, [&](std::size_t begin, std::size_t end, std::size_t worker) {
@@ -220,20 +224,25 @@ std::size_t Tokenizer::encode(const Amount* amounts, std::size_t size, std::size
                 ++cut[worker];
                 --length;
             }
-            write_row(tokens + i * max_length, row, max_length, aligned);
+            if (streamed) {
+                write_row<true>(tokens + i * max_length, row, max_length);
+            } else {
+                write_row<false>(tokens + i * max_length, row, max_length);
+            }
             lengths[i] = length;
         };
         for (std::size_t block = begin; block < end; ++block) {
             const std::size_t first = block * kBlock;
             const std::size_t last = std::min(first + kBlock, size);
-            if (table.size > 0 && look_up(amounts + first, last - first, table, max_length, places, lengths + first)) {
-                for (std::size_t i = first; i < last; ++i) {
-                    write_row(tokens + i * max_length, table.rows.data() + places[i - first], max_length, aligned);
-                }
-                continue;
+            std::size_t known = 0;
+            if (table.size > 0) {
+                const auto write = streamed ? &Tokenizer::write_known<true, Amount> : &Tokenizer::write_known<false, Amount>;
+                known = (this->*write)(amounts + first, last - first, table, max_length, tokens + first * max_length,
+                                       lengths + first);
+                if (first + known == last) continue;
             }
             std::size_t count = 0;
-            for (std::size_t i = first; i < last; ++i) {
+            for (std::size_t i = first + known; i < last; ++i) {
                 if (!is_valid(amounts[i])) throw InvalidAmount(i, amounts[i]);
                 const double residual = grid_ ? grid_->floor_count(amounts[i]) : static_cast<double>(amounts[i]);
                 if (residual < static_cast<double>(table.size)) {

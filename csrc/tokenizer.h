@@ -49,9 +49,9 @@ private:
     struct Table;
 
     Table make_table(std::size_t size, std::size_t max_length) const;
-    template <typename Amount>
-    bool look_up(const Amount* amounts, std::size_t size, const Table& table, std::size_t max_length,
-                 std::size_t* rows, std::int32_t* lengths) const;
+    template <bool Streamed, typename Amount>
+    std::size_t write_known(const Amount* amounts, std::size_t size, const Table& table, std::size_t max_length,
+                            std::int32_t* tokens, std::int32_t* lengths) const;
     void decompose(double* residuals, std::size_t size, std::size_t max_length, const TokenIndex& index,
                    std::int32_t* rows, std::int32_t* lengths) const;
 

@@ -168,7 +168,7 @@ class LoopConfig:
 class PretrainingConfig:
     """Weighted next-token prediction on the log (W-NTP)."""
 
-    loop: LoopConfig = LoopConfig(steps=600, batch_size=256, learning_rate=3e-3)
+    loop: LoopConfig = LoopConfig(steps=400, batch_size=128, learning_rate=3e-3)
 
 
 @dataclass(frozen=True)
@@ -184,10 +184,10 @@ class RewardConfig:
     """Width of the P-Score."""
     value_dimension: int = 64
     """Width of the value networks."""
-    pscore: LoopConfig = LoopConfig(steps=1500, batch_size=1024, learning_rate=3e-3)
-    value: LoopConfig = LoopConfig(steps=3000, batch_size=1024, learning_rate=2e-3, warmup_steps=100)
-    ensemble: int = 1
-    """Value networks trained side by side on the same log; the mean is used."""
+    pscore: LoopConfig = LoopConfig(steps=1500, batch_size=1024, learning_rate=4e-3)
+    value: LoopConfig = LoopConfig(steps=2500, batch_size=1024, learning_rate=2e-3, warmup_steps=100)
+    ensemble: int = 2
+    """Value networks trained side by side on the same log, each checking its neighbour's choice; the mean is used."""
     target_rate: float = 0.01
     """Polyak rate of the target network."""
     grid_size: int = 24
@@ -204,7 +204,7 @@ class RewardConfig:
 class ScpoConfig:
     """Safe constrained policy optimisation, Algorithm 3."""
 
-    loop: LoopConfig = LoopConfig(steps=600, batch_size=64, learning_rate=2e-3)
+    loop: LoopConfig = LoopConfig(steps=200, batch_size=48, learning_rate=2e-3, log_every=10)
     """`batch_size` counts states; every state meets every multiplier."""
     rollout: Literal["auto", "exact", "shared", "per_multiplier"] = "auto"
     """Where a group's candidates come from (docs/decisions.md 3): "exact" takes every allowed amount, weighted by its

@@ -205,6 +205,7 @@ class Run:
         if config.horizon == "long":
             stage = ValueStage(reward, data.log, rows, config, horizon=data.schema.horizon)
             self._loop(config.value, 3).run(stage)
+            stage.finish()
         folder = self.folder / "reward"
         folder.mkdir(parents=True, exist_ok=True)
         save_file(

@@ -264,7 +264,7 @@ def _evaluation(
         cost=float(cost.mean()),
         intervals={"roi": bounds, "revenue": mean_bounds(revenue, deviations), "cost": mean_bounds(cost, deviations)},
         precision=precision,
-        meets=(estimate if confidence is None else bounds[0]) >= roi_target,
+        meets=bool((estimate if confidence is None else bounds[0]) >= roi_target),
     )
 
 

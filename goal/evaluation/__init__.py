@@ -14,7 +14,14 @@ from goal.evaluation import metrics
 from goal.evaluation.experts import ExpertUsage, expert_usage
 from goal.evaluation.policies import Allocator, Constant, OraclePolicy, PrivilegedPolicy, Uniform
 from goal.evaluation.rollout import Rollout, Stream, rollout, rollout_many
-from goal.evaluation.sweep import Sweep, amount_distribution, behaviour_points, oracle_frontier, sweep
+from goal.evaluation.sweep import (
+    Sweep,
+    amount_distribution,
+    behaviour_points,
+    constant_points,
+    oracle_frontier,
+    sweep,
+)
 
 __all__ = [
     "Allocator",
@@ -28,6 +35,7 @@ __all__ = [
     "Uniform",
     "amount_distribution",
     "behaviour_points",
+    "constant_points",
     "expert_usage",
     "metrics",
     "oracle_frontier",

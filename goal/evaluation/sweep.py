@@ -125,6 +125,25 @@ def behaviour_points(parameters: Parameters, *, users: int, seed: int) -> list[d
     return points
 
 
+def constant_points(parameters: Parameters, *, users: int, seed: int) -> list[dict[str, float]]:
+    """Revenue and cost per interaction of paying one amount always, `{"amount", "rev", "cost"}` each, never paying first.
+
+    Args:
+        parameters: The environment; of more than 12 levels every so many are taken, the largest included.
+        users: How many users each is rolled out on.
+        seed: Of the users and their luck.
+
+    Raises:
+        ConfigurationError: users or seed cannot work.
+    """
+    levels = parameters.levels[np.unique(np.linspace(0, len(parameters.levels) - 1, 12).round().astype(int))]
+    points = []
+    for amount in levels.tolist():
+        made = rollout(Constant(amount), parameters, 0.0, users=users, seed=seed)
+        points.append({"amount": amount, "rev": metrics.rev(made.revenue), "cost": float(made.cost.mean())})
+    return points
+
+
 def amount_distribution(rollouts: Sequence[Rollout], levels: ArrayLike, *, bins: int = 12) -> dict[str, Any]:
     """How often each amount was paid at each multiplier.
 

@@ -169,6 +169,11 @@ class ValueStage:
         for target, value in pairs:
             torch._foreach_lerp_(list(target.parameters()), list(value.parameters()), self.config.target_rate)
 
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Keep the averaged weights: near-equal amounts trade places from step to step, the average does not."""
+        self.reward.values.load_state_dict(self.module["target"].state_dict())
+
     def losses(self, generator: torch.Generator) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
         """One batch for all value networks, one loss."""
         size, reward = self.config.value.batch_size, self.reward
@@ -183,31 +188,38 @@ class ValueStage:
             going_on = (step + 1 < self.horizon).to(torch.float32)
         states, next_states = self.states[indices].to(device), self.next_states[indices].to(device)
         amounts = self.amounts[indices, None].to(device)
-        utility, cost = self.target(next_states, next_clock, going_on.to(device))
+        targets = self.target(next_states, next_clock, going_on.to(device))
         loss = torch.zeros((), device=device)
-        for value in self.values:
+        for value, (utility, cost) in zip(self.values, targets, strict=True):
             utility_to_go, cost_to_go = value(states, clock, amounts)
             utility_error = (utility_to_go[:, 0] - utility / value.scale).square().mean()
             cost_error = (cost_to_go[:, 0] - cost / value.cost_scale).square().mean()
             loss = loss + 1000 * (utility_error + cost_error)
+        utility, cost = targets[0]
         metrics = {"utility_to_go": utility[:, 0].mean(), "utility_to_go_strict": utility[:, -1].mean()}
         yield loss, {**metrics, "cost_to_go": cost[:, 0].mean()}
 
     @torch.no_grad()
     def target(
         self, states: torch.Tensor, clock: torch.Tensor | None, going_on: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Utility and cost from the next event on under the greedy policy, each `(B, n)`, in money."""
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Utility and cost from the next event on under the greedy policy, each `(B, n)` in money, for each network.
+
+        A network's amount is valued by its neighbour (van Hasselt, "Double Q-learning", 2010): the largest of noisy
+        estimates is too large, and the recursion would add that up.
+        """
         reward = self.reward
         revenue, cost = reward.immediate(states)
-        later_utility, later_cost = self._target_to_go(states, clock)
-        utility = revenue[..., None] - reward.multipliers * cost[..., None] + reward.discount * later_utility
-        best, at = utility.max(dim=1, keepdim=True)
-        total_cost = (cost[..., None] + reward.discount * later_cost).gather(1, at)
-        return best[:, 0] * going_on[:, None], total_cost[:, 0] * going_on[:, None]
-
-    def _target_to_go(self, states: torch.Tensor, clock: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        outputs = [target(states, clock, self.reward.grid) for target in self.targets]
-        utility = torch.stack([u * value.scale for (u, _), value in zip(outputs, self.targets, strict=True)]).mean(0)
-        cost = torch.stack([c * value.cost_scale for (_, c), value in zip(outputs, self.targets, strict=True)]).mean(0)
-        return utility, cost
+        immediate = revenue[..., None] - reward.multipliers * cost[..., None]
+        utilities, costs = [], []
+        for target in self.targets:
+            utility, later_cost = target(states, clock, reward.grid)
+            utilities.append(immediate + reward.discount * target.scale * utility)
+            costs.append(cost[..., None] + reward.discount * target.cost_scale * later_cost)
+        targets = []
+        for place, utility in enumerate(utilities):
+            other = (place + 1) % len(utilities)
+            at = utility.argmax(dim=1, keepdim=True)
+            best, spent = utilities[other].gather(1, at)[:, 0], costs[other].gather(1, at)[:, 0]
+            targets.append((best * going_on[:, None], spent * going_on[:, None]))
+        return targets

@@ -1,8 +1,8 @@
 """Kernels for wide rows on GPUs with a tensor memory accelerator (sm_90 on): tiles move by descriptor.
 
-Descriptors see (batch, position, channel), and a load outside a sequence gives zeros: the causal edge needs no mask, and
-operands go from memory to the matrix units without passing through registers. That leaves the registers to a 128 x 256
-accumulator, which pointer loads do not. Used where tiles of 128 positions waste little of the sequence.
+Descriptors see (batch, position, channel), and a load outside a sequence gives zeros: the causal edge needs no mask,
+and operands go from memory to the matrix units without passing through registers. That leaves the registers to a
+128 x 256 accumulator, which pointer loads do not. Used where tiles of 128 positions waste little of the sequence.
 """
 
 from __future__ import annotations

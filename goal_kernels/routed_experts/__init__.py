@@ -118,7 +118,7 @@ def routed_experts(
     if backend_for(z) == "triton":
         from goal_kernels.routed_experts import triton as kernels
 
-        if kernels.supports(z, experts, k):
+        if kernels.supports(z, experts, k, hidden):
             implementation = kernels.routed_experts
     out, routing = implementation(z, condition, gate_weight, w1, b1, w2, b2, k=k, activation=activation)
     return out, _check_routing(routing)

@@ -118,8 +118,8 @@ def routed_experts(
         # data-dependent shape for torch.compile. Elsewhere every expert sees every token, weighted by zero.
         gather = z.device.type == "cpu" and routing.experts.numel() > GATHER_PAIRS and not torch.compiler.is_compiling()
         mixture = gathered_mixture if gather else dense_mixture
-        parameters = (tensor.to(dtype) for tensor in (w1, b1, w2, b2))
-        out = mixture(z.to(dtype), routing.weights, routing.experts, *parameters, activation)
+        w1, b1, w2, b2 = (tensor.to(dtype) for tensor in (w1, b1, w2, b2))
+        out = mixture(z.to(dtype), routing.weights, routing.experts, w1, b1, w2, b2, activation)
     return out.to(z.dtype), routing
 
 

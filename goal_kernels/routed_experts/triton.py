@@ -21,9 +21,11 @@ from goal_kernels.routed_experts._plan import MAX_EXPERTS, MAX_PAIRS, plan
 from goal_kernels.routed_experts.eager import Routing
 
 
-def supports(z: Tensor, experts: int, k: int) -> bool:
-    """Whether the kernels can run: up to `MAX_EXPERTS` experts; fp64 stays with eager."""
-    return z.dtype != torch.float64 and experts <= MAX_EXPERTS and z.shape[0] * max(k, experts) < MAX_PAIRS
+def supports(z: Tensor, experts: int, k: int, hidden: int = 1) -> bool:
+    """Whether the kernels can run: up to `MAX_EXPERTS` experts, no empty layers; fp64 stays with eager."""
+    tokens, channels = z.shape
+    few = experts <= MAX_EXPERTS and tokens * max(k, experts) < MAX_PAIRS
+    return z.dtype != torch.float64 and few and channels > 0 and hidden > 0
 
 
 def _empty_routing(z: Tensor, experts: int, k: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -112,7 +114,7 @@ def experts_backward_op(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of z, condition, gate_weight, w1, b1, w2 and b2."""
     gradients = _like(z, condition, gate_weight, w1, b1, w2, b2)
-    if z.shape[0] == 0 or w1.shape[2] == 0 or z.shape[1] == 0:
+    if z.shape[0] == 0:
         for gradient in gradients:
             gradient.zero_()
         return gradients

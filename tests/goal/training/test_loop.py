@@ -105,7 +105,7 @@ def test_schedule() -> None:
     config = LoopConfig(steps=100, batch_size=1, learning_rate=1.0, final_learning_rate=0.1, warmup_steps=10)
     factors = [learning_rate_factor(step, config) for step in range(100)]
     assert factors[0] == pytest.approx(0.1) and factors[9] == 1.0
-    assert all(a >= b for a, b in itertools.pairwise(factors))
+    assert all(a >= b for a, b in itertools.pairwise(factors[10:]))
     assert factors[99] == pytest.approx(0.1, abs=1e-3)
 
 

@@ -15,7 +15,7 @@ from goal.tokenizer import EOS, PAD, SOS
 from goal.training import Loop, Pretraining
 from goal.training.pretraining import weighted_next_token_loss
 
-CONFIG = PretrainingConfig(loop=LoopConfig(steps=250, batch_size=128, learning_rate=1e-2))
+CONFIG = PretrainingConfig(loop=LoopConfig(steps=150, batch_size=128, learning_rate=1e-2))
 
 
 def fit(policy: Policy, data: Data, tokenizer: IncentiveTokenizer) -> np.ndarray:
@@ -30,14 +30,21 @@ def fit(policy: Policy, data: Data, tokenizer: IncentiveTokenizer) -> np.ndarray
     return generation.amounts.numpy()
 
 
-def test_the_mean_sampled_amount_is_the_logs(policy: Policy, data: Data, tokenizer: IncentiveTokenizer) -> None:
-    logged = data.log.incentives.mean()
-    corrected = fit(policy, data, tokenizer).mean()
-    assert abs(corrected - logged) < 0.25
+@pytest.mark.parametrize("correct", [True, False])
+def test_the_mean_sampled_amount_is_the_logs(
+    correct: bool, policy: Policy, data: Data, tokenizer: IncentiveTokenizer
+) -> None:
+    config = dataclasses.replace(policy.config, correct_weighting=correct, weight_smoothing=0.1)
     torch.manual_seed(0)
-    plain = Policy(dataclasses.replace(policy.config, correct_weighting=False), data.scaling)
-    # Left alone, the weighted likelihood overpays: about 6.2 for a uniform log of mean 5.
-    assert fit(plain, data, tokenizer).mean() > logged + 0.75
+    mean = fit(Policy(config, data.scaling), data, tokenizer).mean()
+    if correct:
+        expected = data.log.incentives.mean()
+    else:  # left alone, the weighted likelihood learns p * omega: 6.2 for a uniform log of mean 5
+        amounts = np.arange(11)
+        omega = np.log10(amounts + 1) + 0.1
+        expected = (amounts * omega).sum() / omega.sum()
+        assert expected > 6.1
+    assert abs(mean - expected) < 0.25
 
 
 def test_loss_against_a_loop() -> None:

@@ -79,15 +79,20 @@ def test_value_of_a_world_without_fatigue_is_the_myopic_optimum_times_what_is_le
     pscore = Known(state_config(tiny_config(data, tokenizer), 16), data.scaling, objectives=data.schema.objectives,
                    clock=data.clock)  # fmt: skip
     multipliers = torch.tensor([0.5, 1.0, 2.0])
-    value = LongHorizonValue(
-        pscore.state.size, data.scaling, multipliers=tuple(multipliers.tolist()), hidden=32, clock=True
-    )
-    reward = RewardModel(pscore, [value], grid=torch.arange(11.0), multipliers=multipliers, discount=0.9, cost_rate=1.0,
+    values = [
+        LongHorizonValue(
+            pscore.state.size, data.scaling, multipliers=tuple(multipliers.tolist()), hidden=32, clock=True
+        )
+        for _ in range(2)
+    ]
+    reward = RewardModel(pscore, values, grid=torch.arange(11.0), multipliers=multipliers, discount=0.9, cost_rate=1.0,
                          clock=data.clock)  # fmt: skip
     config = RewardConfig(
-        discount=0.9, target_rate=0.05, value=LoopConfig(steps=500, batch_size=256, learning_rate=5e-3)
+        discount=0.9, target_rate=0.05, value=LoopConfig(steps=900, batch_size=256, learning_rate=5e-3)
     )
-    Loop(config.value).run(ValueStage(reward, data.log, data.splits.training, config, horizon=100))
+    stage = ValueStage(reward, data.log, data.splits.training, config, horizon=100)
+    Loop(config.value).run(stage)
+    stage.finish()
     best = (4 * reward.grid.sqrt()[:, None] - multipliers * reward.grid[:, None]).max(dim=0).values
     windows = data.windows(data.splits.training[40:60], 4)
     with torch.no_grad():
