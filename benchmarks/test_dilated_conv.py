@@ -2,8 +2,8 @@
 
     pytest benchmarks/test_dilated_conv.py
 
-Small shapes: on CPU this compares the eager implementation with a matmul per tap and with F.conv1d; on a GPU the kernels.
-The table of the large shapes is `benchmarks/gpu/conv.py`.
+Small shapes: on CPU this compares the eager implementation with a matmul per tap and with F.conv1d; on a GPU the
+kernels. The table of the large shapes is `benchmarks/gpu/conv.py`.
 """
 
 from __future__ import annotations

@@ -128,11 +128,11 @@ Tokenizer::Tokenizer(std::vector<double> vocabulary) : steps_(std::move(vocabula
 
 Tokenizer::Table Tokenizer::make_table(std::size_t size, std::size_t max_length) const {
     Table table;
+    if (!grid_) return table;
     constexpr std::size_t kBytes = std::size_t{4} << 20;
     // Making a row costs about as much as using one, so only a fraction of the amounts is spent on it.
     table.size = std::min({size / 8, kBytes / (max_length * sizeof(std::int32_t)), std::size_t{1} << 16});
     if (steps_.front() + 1.0 < static_cast<double>(table.size)) table.size = static_cast<std::size_t>(steps_.front()) + 1;
-    if (!grid_) table.size = 0;
     table.rows.assign(table.size * max_length, -1);
     table.lengths.assign(table.size, 0);
     const auto limit = static_cast<std::int32_t>(max_length);

@@ -190,11 +190,11 @@ def _print_summary(summary: dict[str, Any], folder: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of the `goal` command."""
-    command = _parse(sys.argv[1:] if arguments is None else arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        _execute(command)
+        _execute(_parse(arguments))
     except (GoalError, ValueError, OSError, FloatingPointError, json.JSONDecodeError) as error:
-        if command.debug:
+        if "--debug" in arguments:
             raise
         print(f"goal: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)

@@ -62,8 +62,8 @@ class Result:
         ratio = our_time / peer_time
         verdict = "met" if ratio <= self.goal else "MISSED"
         return (
-            f"{self.name:46} {our_time:8.3f} ({our_name}) | best peer {peer_time:8.3f} ({peer_name}) | ratio {ratio:.3f}"
-            f" wanted {self.goal:.3f} {verdict} | {self.floor / our_time:4.0%} of the floor's speed"
+            f"{self.name:46} {our_time:8.3f} ({our_name}) | best peer {peer_time:8.3f} ({peer_name})"
+            f" | ratio {ratio:.3f} wanted {self.goal:.3f} {verdict} | {self.floor / our_time:4.0%} of the floor's speed"
         )
 
 

@@ -72,7 +72,8 @@ def roi_against_target(
         axis.set_yscale("log")
     else:
         axis.set_ylim(*padded(shown, floor=0.0 if min(shown) >= 0 else None))
-    axis.set(xlabel=MULTIPLIER_LABEL, ylabel="ROI")
+    # Where nothing is paid there is no ROI to draw, and the axis would not know its multipliers.
+    axis.set(xlabel=MULTIPLIER_LABEL, ylabel="ROI", xlim=padded(x.tolist(), share=0.03))
     end_label(axis, float(np.nanmax(x)), target, f"target {target:g}", TARGET, offset=(0, -4), align="right")
     return figure
 

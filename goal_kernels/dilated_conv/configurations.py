@@ -57,7 +57,7 @@ CONV_32 = {64: Tile(64, 64, 32, 4, 3), 128: Tile(64, 128, 32, 8, 3)}
 WEIGHT_16 = {64: Tile(64, 64, 64, 4, 3), 128: Tile(128, 128, 64, 8, 3, 128)}
 WEIGHT_32 = {64: Tile(64, 64, 32, 4, 3), 128: Tile(64, 64, 32, 4, 3)}
 
-# Descriptor kernels (sm_90 on, 16-bit formats): one tile spans these widths, and sequences are cut into tiles of 128
+# Descriptor kernels (Hopper, 16-bit formats): one tile spans these widths, and sequences are cut into tiles of 128
 # positions as long as that adds at most an eighth.
 WIDE_CHANNELS = (256,)
 WIDE_WASTE = 1.125
@@ -72,14 +72,16 @@ def power_of_two(value: int) -> int:
     return max(16, 1 << (value - 1).bit_length())
 
 
-def block_tile(channels: int, dtype: torch.dtype, *, interpreted: bool) -> Tile:
+def block_tile(channels: int, dtype: torch.dtype, *, interpreted: bool, hopper: bool) -> Tile:
     """Fused block: the tile spans the whole (padded) row."""
     width = power_of_two(channels)
     if interpreted:
         return Tile(32, width, 16, 1, 1)
     table = BLOCK_32 if dtype == torch.float32 else BLOCK_16
     tile = table[max(width, 64)]
-    return Tile(tile.rows, width, min(tile.depth, width), tile.warps, tile.stages, tile.registers)
+    # other matrix units keep more beside the accumulator: wide tiles would spill there
+    rows = tile.rows if hopper or width < 256 else tile.rows // 2
+    return Tile(rows, width, min(tile.depth, width), tile.warps, tile.stages, tile.registers)
 
 
 def conv_tile(channels_in: int, channels_out: int, dtype: torch.dtype, *, interpreted: bool) -> Tile:

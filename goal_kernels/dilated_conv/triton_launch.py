@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from triton.runtime import driver
 
 from goal_kernels._launch import INTERPRETING
 from goal_kernels.dilated_conv import configurations as table
@@ -45,8 +44,8 @@ def _shifts(dilations: Sequence[int], taps: int) -> tuple[int, ...]:
 
 def _options(tile: table.Tile, *, capped: bool = True) -> dict[str, int | None]:
     """Launch options. The register cap was chosen for Hopper; elsewhere, and for rare launches, it would spill."""
-    capped = capped and not INTERPRETING and driver.active.get_current_target().arch == 90
-    return {"num_warps": tile.warps, "num_stages": tile.stages, "maxnreg": tile.registers if capped else None}
+    registers = tile.registers if capped and wide.on_hopper() else None
+    return {"num_warps": tile.warps, "num_stages": tile.stages, "maxnreg": registers}
 
 
 def _precision(tensor: Tensor) -> str:
@@ -154,7 +153,7 @@ def block(
         vectors = (bias, norm_weight, norm_bias, rstd)
         wide.convolve(source, weight, out, length, *_shifts((dilation,), taps), norm=vectors, eps=eps)
         return
-    tile = table.block_tile(channels, source.dtype, interpreted=INTERPRETING)
+    tile = table.block_tile(channels, source.dtype, interpreted=INTERPRETING, hopper=wide.on_hopper())
     tiles = -(-rows // tile.rows)
     block_kernel[(min(tiles, table.GUARD_PROGRAMS) if recompute else tiles,)](
         source,
@@ -197,7 +196,7 @@ def stack_at_once(
     keep: bool,
 ) -> None:
     rows, channels = source.shape
-    tile = table.block_tile(channels, source.dtype, interpreted=INTERPRETING)
+    tile = table.block_tile(channels, source.dtype, interpreted=INTERPRETING, hopper=wide.on_hopper())
     span = max(1, tile.rows // length) * length
     stack_kernel[(-(-rows // span),)](
         source,

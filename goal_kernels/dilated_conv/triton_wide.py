@@ -24,8 +24,13 @@ def fits(source: Tensor, first: Tensor, second: Tensor, length: int) -> bool:
         and all(tensor.data_ptr() % 16 == 0 for tensor in (source, first, second))
         and all(tensor.stride(-2) % 8 == 0 for tensor in (source, first))
         and -(-length // tile.rows) * tile.rows <= table.WIDE_WASTE * length
-        and (INTERPRETING or driver.active.get_current_target().arch >= 90)
+        and (INTERPRETING or on_hopper())
     )
+
+
+def on_hopper() -> bool:
+    """Whether launches go to a Hopper GPU (compute capability 9.0)."""
+    return not INTERPRETING and driver.active.get_current_target().arch == 90
 
 
 def convolve(
@@ -91,16 +96,18 @@ def weight_gradient(
     last = first_layer + out.shape[0]
     partials = []
     if first_layer == 0:
-        partials.append(_weight_partials(x, grads[0], out[:1], length, dilations[:1]))
+        partials.append(_weight_partials(x, grads[0], out[:1], length, dilations, 0))
     if last > max(first_layer, 1):
         start = max(first_layer, 1)
         rows = slabs[start - 1 : last - 1].view(-1, channels)
         upstream = grads[start - first_layer :].reshape(-1, channels)
-        partials.append(_weight_partials(rows, upstream, out[start - first_layer :], length, dilations[start:last]))
+        partials.append(_weight_partials(rows, upstream, out[start - first_layer :], length, dilations, start))
     return partials
 
 
-def _weight_partials(source: Tensor, grad: Tensor, out: Tensor, length: int, dilations: Sequence[int]) -> Tensor:
+def _weight_partials(
+    source: Tensor, grad: Tensor, out: Tensor, length: int, dilations: Sequence[int], first_layer: int
+) -> Tensor:
     layers, taps, channels, _ = out.shape
     tile = table.wide_weight_tile(interpreted=INTERPRETING)
     jobs = layers * taps * (channels // tile.rows)
@@ -119,6 +126,7 @@ def _weight_partials(source: Tensor, grad: Tensor, out: Tensor, length: int, dil
         steps_per_sequence,
         total,
         splits,
+        first_layer,
         DILATIONS=tuple(dilations),
         CHANNELS=channels,
         TAPS=taps,

@@ -1,4 +1,4 @@
-"""Kernels for wide rows on GPUs with a tensor memory accelerator (sm_90 on): tiles move by descriptor.
+"""Kernels for wide rows on Hopper (sm_90), which has a tensor memory accelerator: tiles move by descriptor.
 
 Descriptors see (batch, position, channel), and a load outside a sequence gives zeros: the causal edge needs no mask,
 and operands go from memory to the matrix units without passing through registers. That leaves the registers to a
@@ -82,7 +82,7 @@ def wide_kernel(
         out.store([sequence, first, HALF], tl.reshape(right, (1, BLOCK_ROWS, HALF)).to(out.dtype))
 
 
-@triton.jit(do_not_specialize=["batch", "steps", "steps_per_sequence", "total", "splits"])
+@triton.jit(do_not_specialize=["batch", "steps", "steps_per_sequence", "total", "splits", "first_layer"])
 def wide_weight_gradient_kernel(
     source,
     grad,
@@ -92,16 +92,18 @@ def wide_weight_gradient_kernel(
     steps_per_sequence,
     total,
     splits,
+    first_layer,
     DILATIONS: tl.constexpr,
     CHANNELS: tl.constexpr,
     TAPS: tl.constexpr,
     BLOCK_IN: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
 ):
-    """A share of the gradient of the taps of some layers: `source` and `grad` are (layers * B, L, D).
+    """A share of the gradient of the taps of the layers from `first_layer` on.
 
-    A program has BLOCK_IN input channels of one tap of one layer, all output channels, and `steps` steps of BLOCK_ROWS
-    positions out of the layer's `total`. Written to (splits, layers, K, Din, Dout).
+    `source` and `grad` are (layers * B, L, D). A program has BLOCK_IN input channels of one tap of one layer, all
+    output channels, and `steps` steps of BLOCK_ROWS positions out of the layer's `total`. Written to
+    (splits, layers, K, Din, Dout).
     """
     TILES: tl.constexpr = CHANNELS // BLOCK_IN
     job = tl.program_id(0) // splits
@@ -111,7 +113,7 @@ def wide_weight_gradient_kernel(
     first_in = job % TILES * BLOCK_IN
     dilation = layer * 0
     for candidate in tl.static_range(len(DILATIONS)):
-        dilation = tl.where(layer == candidate, DILATIONS[candidate], dilation)
+        dilation = tl.where(first_layer + layer == candidate, DILATIONS[candidate], dilation)
     shift = tap * dilation
     accumulator = tl.zeros((BLOCK_IN, CHANNELS), tl.float32)
     first = split * steps

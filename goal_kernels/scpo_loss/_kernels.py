@@ -75,7 +75,7 @@ def scpo_loss_kernel(
         advantage = tl.load(advantages + first + s, there, other=0.0).to(tl.float32)
         # Padding is masked here, before any exponential, and never read.
         valid = t[None, :] < length[:, None]
-        g = (first + s)[:, None]
+        g = (s.to(tl.int64) + first)[:, None]
         token = tl.load(tokens + g * steps + t[None, :], valid, other=0).to(tl.int32)
         token = tl.minimum(tl.maximum(token, 0), vocabulary - 1)
         old = tl.load(old_log_probs + g * steps + t[None, :], valid, other=0.0).to(tl.float32)

@@ -130,8 +130,7 @@ def test_rows_wider_than_one_tile(monkeypatch: pytest.MonkeyPatch) -> None:
     check_stack(stack_arguments(1, 3, 20, 2, 1, torch.float32, gain=1e-3), (1,))
 
 
-@pytest.mark.parametrize("length", [16, 31])
-@pytest.mark.parametrize("kept", [2**20, 0])
+@pytest.mark.parametrize(("length", "kept"), [(16, 2**20), (31, 0)])
 def test_descriptor_kernels(length: int, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels for wide rows on sm_90, at a small width; tiles that end with the sequence and ones that do not."""
     monkeypatch.setattr(configurations, "WIDE_CHANNELS", (32,))

@@ -1,0 +1,51 @@
+"""The `goal` command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from goal.cli import COMMANDS, main
+from goal.log import Schema, read
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["--help"])
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in COMMANDS)
+
+
+def test_simulate_writes_a_log_and_its_schema(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "new" / "log.parquet"
+    main(["simulate", "--out", str(path), "--users", "5", "--seed", "3", "--behaviour", "uniform"])
+    log = read(path, Schema.load(path.with_suffix(".toml")))
+    assert log.events == 500 and log.users == 5
+    assert "500 events of 5 users" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "--environment", "paradise"], "paradise"),
+        (["run", "--log", "nowhere.parquet"], "schema=None: expected given together with log"),
+        (["run", "--log", "nowhere.parquet", "--schema", "nowhere.toml"], "nowhere.toml: cannot read the schema"),
+        (["scpo", "--out", "nowhere"], "config.json: not found"),
+        (["run", "--roi-target", "-1"], "roi_target=-1.0: expected positive"),
+    ],
+)
+def test_errors_are_one_line(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert message in error and "Traceback" not in error

@@ -1,0 +1,148 @@
+"""A whole run, small: what it leaves, and what a killed one ends with."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from goal import Policy
+from goal.config import (
+    ConstraintConfig,
+    EvaluationConfig,
+    LoopConfig,
+    NetworkConfig,
+    PretrainingConfig,
+    RewardConfig,
+    RunConfig,
+    ScpoConfig,
+    dumps,
+    from_dict,
+)
+from goal.errors import ConfigurationError
+from goal.log import read, write
+from goal.pipeline import STAGES, Run
+from goal.simulator import preset, simulate
+
+
+def loop(steps: int, batch: int) -> LoopConfig:
+    return LoopConfig(steps=steps, batch_size=batch, warmup_steps=1, log_every=1, checkpoint_seconds=0.0)
+
+
+TINY = RunConfig(
+    simulated_users=30,
+    threads=1,
+    device="cpu",
+    network=NetworkConfig(window=4, dimension=16, feedforward=16, expert_hidden=8, dilations=(1, 2)),
+    pretraining=PretrainingConfig(loop=loop(4, 32)),
+    reward=RewardConfig(dimension=16, value_dimension=16, grid_size=8, pscore=loop(4, 64), value=loop(4, 64)),
+    scpo=ScpoConfig(loop=loop(3, 4)),
+    constraint=ConstraintConfig(users=10, fine_step=0.2),
+    evaluation=EvaluationConfig(users=12, rvr_window=100, rvr_stride=25),
+)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    Run(TINY, folder).run()
+    return folder
+
+
+def test_it_leaves_what_the_contract_says(finished: Path) -> None:
+    for name in ("config.json", "vocabulary.json", "metrics.jsonl", "report.html", "summary.json"):
+        assert (finished / name).stat().st_size > 0
+    assert list((finished / "plots").glob("*.png"))
+    summary = json.loads((finished / "summary.json").read_text())
+    assert set(summary) >= {
+        "roi_target", "multiplier", "rev", "cost", "roi", "rvr", "sweep", "wall_seconds", "device", "versions",
+    }  # fmt: skip
+    assert [row["multiplier"] for row in summary["sweep"]] == [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0]
+    for row in summary["sweep"]:
+        assert set(row) == {"multiplier", "rev", "cost", "roi", "rvr", "value", "oracle_value", "reference_value"}
+        assert row["value"] == pytest.approx(row["rev"] - row["multiplier"] * row["cost"])
+        assert row["value"] <= row["oracle_value"] + 0.5 and row["reference_value"] <= row["oracle_value"] + 1e-9
+    assert isinstance(Policy.from_pretrained(finished / "policy"), Policy)
+    stages = {line["stage"] for line in map(json.loads, (finished / "metrics.jsonl").read_text().splitlines())}
+    assert stages == {"pretraining", "pscore", "value", "scpo"}
+
+
+def test_a_finished_run_is_not_run_again(finished: Path) -> None:
+    before = (finished / "summary.json").stat().st_mtime_ns
+    Run(TINY, finished).run()
+    assert (finished / "summary.json").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("stopped_in", ["pretraining", "pscore", "value", "scpo", "calibration"])
+def test_a_run_that_stopped_ends_with_the_same_result(
+    stopped_in: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stopped(Exception):
+        pass
+
+    with monkeypatch.context() as patch:
+        if stopped_in == "calibration":
+
+            def stop(run: Run) -> None:
+                raise Stopped
+
+            patch.setattr(Run, stopped_in, stop)
+        else:
+            from goal.training import Loop
+
+            save = Loop._save
+
+            def save_and_stop(self: Loop, stage, optimiser, generator, step: int) -> None:
+                save(self, stage, optimiser, generator, step)
+                if stage.name == stopped_in and step == 2:
+                    raise Stopped
+
+            patch.setattr(Loop, "_save", save_and_stop)
+        with pytest.raises(Stopped):
+            Run(TINY, tmp_path).run()
+    Run(TINY, tmp_path).run(until="evaluation")
+    whole, resumed = (load_file(folder / "policy" / "model.safetensors") for folder in (finished, tmp_path))
+    assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
+    for name in ("calibration.json", "evaluation.json"):
+        assert (finished / name).read_text() == (tmp_path / name).read_text()
+
+
+def test_other_settings_in_the_same_folder_are_refused(finished: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"roi_target=3\.0, this one has 2\.5"):
+        Run(dataclasses.replace(TINY, roi_target=2.5), finished)
+
+
+def test_a_stage_asks_for_the_ones_before_it(tmp_path: Path) -> None:
+    run = Run(TINY, tmp_path)
+    with pytest.raises(ConfigurationError, match="'vocabulary' has not ended"):
+        run.run_stage("scpo")
+    with pytest.raises(ConfigurationError, match="not found"):
+        Run.open(tmp_path / "nothing")
+
+
+def test_a_real_log(tmp_path: Path) -> None:
+    log = simulate(preset("population"), "uniform", users=60, seed=3)
+    log.schema.save(tmp_path / "log.toml")
+    write(log, tmp_path / "log.parquet")
+    assert read(tmp_path / "log.parquet", log.schema).events == 6000
+    config = dataclasses.replace(
+        TINY, environment=None, log=str(tmp_path / "log.parquet"), schema=str(tmp_path / "log.toml")
+    )
+    summary = Run(config, tmp_path / "run").run()
+    assert summary["estimate"] is True and summary["sweep"][0]["oracle_value"] is None
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "estimate" in page and "last amount" in page
+
+
+def test_configuration_survives_json() -> None:
+    assert from_dict(RunConfig, json.loads(dumps(TINY))) == TINY
+    with pytest.raises(ConfigurationError, match="unknown setting 'scop'"):
+        from_dict(RunConfig, {"scop": {}})
+
+
+def test_stages_are_in_order() -> None:
+    assert STAGES == ("vocabulary", "pretraining", "reward", "scpo", "calibration", "evaluation", "report")
