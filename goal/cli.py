@@ -123,7 +123,8 @@ def _parse(arguments: list[str]) -> Any:
             level = arguments[index + 1]
         elif argument.startswith("--effort="):
             level = argument.partition("=")[2]
-    defaults = effort("thorough" if level == "thorough" else "default")
+    simulated = not any(argument == "--log" or argument.startswith("--log=") for argument in arguments)
+    defaults = effort("thorough" if level == "thorough" else "default", simulated=simulated)
     commands: Any = None
     for name, kind in COMMANDS.items():
         default = kind(config=defaults) if issubclass(kind, RunCommand) else tyro.MISSING_NONPROP
@@ -148,23 +149,24 @@ def _execute(command: Any) -> None:
         return
     from goal.pipeline import Run
 
-    progress = sys.stderr.isatty()
+    show: dict[str, Any] = {"progress": sys.stderr.isatty(), "announce": lambda text: print(text, file=sys.stderr)}
     if isinstance(command, RunCommand):
         config = command.config
         if config.log is not None:
             config = dataclasses.replace(config, environment=None)
         name = Path(config.log).stem if config.log else Path(config.environment or "calibrated").stem
-        run = Run(config, command.out or DEFAULT_FOLDER / name, progress=progress)
+        run = Run(config, command.out or DEFAULT_FOLDER / name, **show)
         if isinstance(command, VocabularyCommand):
             run.run(until="vocabulary")
             print(f"{run.tokenizer.statistics} (in {run.folder})")
         else:
             _print_summary(run.run(), run.folder)
         return
-    run = Run.open(command.out, progress=progress)
-    stage = STAGE_OF[type(command)]
-    run.run_stage(stage)
-    print(f"{stage}: ended after {run.seconds[stage]:.1f} s (in {run.folder})")
+    run = Run.open(command.out, **show)
+    # Training goes on or is left alone; what only measures is done again when asked for by name.
+    run.run_stage(
+        STAGE_OF[type(command)], again=isinstance(command, (CalibrateCommand, EvaluateCommand, ReportCommand))
+    )
 
 
 def _print_summary(summary: dict[str, Any], folder: Path) -> None:

@@ -9,7 +9,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal, TypeVar, get_type_hints
 
@@ -204,19 +204,23 @@ class RewardConfig:
 class ScpoConfig:
     """Safe constrained policy optimisation, Algorithm 3."""
 
-    loop: LoopConfig = LoopConfig(steps=200, batch_size=48, learning_rate=2e-3, log_every=10)
-    """`batch_size` counts states; every state meets every multiplier."""
+    loop: LoopConfig = LoopConfig(steps=200, batch_size=480, learning_rate=2e-3, log_every=10)
+    """`batch_size` counts (state, multiplier) groups; every state meets every multiplier."""
     rollout: Literal["auto", "exact", "shared", "per_multiplier"] = "auto"
     """Where a group's candidates come from (docs/decisions.md 3): "exact" takes every allowed amount, weighted by its
     probability, where the log lists them; "shared" draws once a state for all multipliers, "per_multiplier" once for
     each. "auto" is exact where amounts are listed, else per_multiplier."""
     group_size: int = 16
     """m, the candidates of one (state, multiplier)."""
+    pool: int = 4
+    """The exact rollout draws from this many times as many states those where most is still lost."""
     exploration: float = 0.05
     """Probability added, over all amounts, to those better than the policy's mean, in the exact rollout."""
-    updates_per_rollout: int = 4
+    updates_per_rollout: int = 2
     clip_low: float = 0.2
     clip_high: float = 0.28
+    kl_weight_start: float = 0.3
+    """Weight of the KL at the beginning; it falls to `kl_weight` over the first half."""
     kl_weight: float = 0.01
     kl: Literal["exact", "k3"] = "exact"
     ratio: Literal["sequence", "token"] = "sequence"
@@ -295,20 +299,42 @@ class RunConfig:
         )
 
 
-def effort(level: Literal["default", "thorough"]) -> RunConfig:
-    """Return the settings of a level of effort: `default` is minutes on two cores, `thorough` tens of minutes."""
+def effort(level: Literal["default", "thorough"], *, simulated: bool = True) -> RunConfig:
+    """Return the settings of a level of effort: `default` is minutes on two cores, `thorough` tens of minutes.
+
+    Args:
+        level: of effort.
+        simulated: whether the log comes from the simulator. A real one has more to remember (a longer window, a longer
+            pretraining) and amounts of many tokens, whose groups are smaller.
+    """
+    config = RunConfig()
+    if not simulated:
+        config = RunConfig(
+            network=NetworkConfig(window=16),
+            pretraining=PretrainingConfig(loop=LoopConfig(steps=1200, batch_size=128, learning_rate=3e-3)),
+            reward=RewardConfig(
+                pscore=LoopConfig(steps=800, batch_size=1024, learning_rate=3e-3),
+                value=LoopConfig(steps=1200, batch_size=1024, learning_rate=2e-3, warmup_steps=100),
+            ),
+            scpo=ScpoConfig(
+                loop=LoopConfig(steps=120, batch_size=96, learning_rate=1e-3, log_every=10), group_size=8
+            ),
+        )
     if level == "default":
-        return RunConfig()
-    return RunConfig(
+        return config
+
+    def longer(loop: LoopConfig, factor: int) -> LoopConfig:
+        return replace(loop, steps=factor * loop.steps)
+
+    reward, scpo = config.reward, config.scpo
+    return replace(
+        config,
         effort="thorough",
-        pretraining=PretrainingConfig(loop=LoopConfig(steps=2000, batch_size=256, learning_rate=3e-3)),
-        reward=RewardConfig(
-            ensemble=3,
-            value_dimension=128,
-            pscore=LoopConfig(steps=6000, batch_size=1024, learning_rate=3e-3),
-            value=LoopConfig(steps=10_000, batch_size=1024, learning_rate=2e-3, warmup_steps=100),
+        pretraining=PretrainingConfig(loop=longer(config.pretraining.loop, 3)),
+        reward=replace(
+            reward, ensemble=3, value_dimension=96, pscore=longer(reward.pscore, 4), value=longer(reward.value, 4)
         ),
-        scpo=ScpoConfig(loop=LoopConfig(steps=1500, batch_size=128, learning_rate=2e-3)),
+        scpo=replace(scpo, loop=longer(scpo.loop, 6)),
     )
 
 

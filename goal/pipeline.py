@@ -35,8 +35,10 @@ from goal.training.loop import write_atomically
 STAGES = ("vocabulary", "pretraining", "reward", "scpo", "calibration", "evaluation", "report")
 THRESHOLD_QUANTILE = 0.99
 """Of Proposition 1's threshold over states; the maximum would hang on the worst estimated state."""
-THRESHOLD_CAP = 2.0
+THRESHOLD_CAP = 1.5
 """Candidates never pass this many times the ROI target."""
+MOST_CANDIDATES = 12
+"""Where the step would give more candidates, it is doubled until it does not."""
 
 
 class Run:
@@ -46,15 +48,24 @@ class Run:
         config: the settings. Where the folder holds a run already, they must be the same.
         folder: created if absent.
         progress: show progress bars.
+        announce: called with a line of text when a stage begins and ends.
 
     Raises:
         ConfigurationError: the folder holds a run with other settings; the message names the first that differs.
     """
 
-    def __init__(self, config: RunConfig, folder: str | Path, *, progress: bool = False) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: str | Path,
+        *,
+        progress: bool = False,
+        announce: Callable[[str], None] | None = None,
+    ) -> None:
         self.config = config
         self.folder = Path(folder)
         self.progress = progress
+        self.announce = announce or (lambda text: None)
         self.device = _device(config.device)
         if config.threads is not None:
             torch.set_num_threads(config.threads)
@@ -62,7 +73,7 @@ class Run:
         self._claim()
 
     @classmethod
-    def open(cls, folder: str | Path, *, progress: bool = False) -> Run:
+    def open(cls, folder: str | Path, *, progress: bool = False, announce: Callable[[str], None] | None = None) -> Run:
         """Open the run that a folder holds.
 
         Raises:
@@ -73,7 +84,8 @@ class Run:
             raise ConfigurationError(
                 f"{path}: not found; `goal run --out {folder}` or `goal vocabulary` starts a run there"
             )
-        return cls(from_dict(RunConfig, json.loads(path.read_text())), folder, progress=progress)
+        config = from_dict(RunConfig, json.loads(path.read_text()))
+        return cls(config, folder, progress=progress, announce=announce)
 
     def _claim(self) -> None:
         path = self.folder / "config.json"
@@ -225,8 +237,12 @@ class Run:
         order = cost.mean(dim=0).argsort()
         cost = cost[:, order].cummax(dim=1).values + 1e-6 * torch.arange(len(order), device=cost.device)
         limit = threshold(revenue[:, order].cpu().numpy(), cost.cpu().numpy(), quantile=THRESHOLD_QUANTILE)
-        target = self.config.roi_target
-        return candidates(target, step=self.config.constraint.step, threshold=min(limit, THRESHOLD_CAP * target))
+        target, step = self.config.roi_target, self.config.constraint.step
+        found = candidates(target, step=step, threshold=min(limit, THRESHOLD_CAP * target))
+        while len(found) > MOST_CANDIDATES:
+            step *= 2
+            found = candidates(target, step=step, threshold=min(limit, THRESHOLD_CAP * target))
+        return found
 
     def scpo(self) -> None:
         """Policy optimisation under the reward model."""
@@ -278,9 +294,13 @@ class Run:
         path = self.folder / "summary.json"
         return json.loads(path.read_text()) if path.is_file() else {}
 
-    def run_stage(self, name: str) -> None:
-        """Run one stage unless its result is there."""
-        if name in self.seconds:
+    def run_stage(self, name: str, *, again: bool = False) -> None:
+        """Run one stage unless its result is there; ``again`` runs it anyway, and what came after it counts no more."""
+        if again:
+            earlier = {stage: self.seconds[stage] for stage in STAGES[: STAGES.index(name)] if stage in self.seconds}
+            self._write("stages.json", earlier)
+        elif name in self.seconds:
+            self.announce(f"{name}: its result is there")
             return
         for earlier in STAGES[: STAGES.index(name)]:
             self._need(earlier)
@@ -293,9 +313,12 @@ class Run:
             "evaluation": self.evaluation,
             "report": self.report,
         }
+        self.announce(f"{name} ...")
         began = time.monotonic()
         stages[name]()
-        self._write("stages.json", {**self.seconds, name: round(time.monotonic() - began, 3)})
+        seconds = time.monotonic() - began
+        self._write("stages.json", {**self.seconds, name: round(seconds, 3)})
+        self.announce(f"{name}: {seconds:.1f} s")
 
     @property
     def seconds(self) -> dict[str, float]:

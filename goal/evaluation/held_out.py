@@ -62,7 +62,7 @@ def _errors(truth: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
 
 
 @torch.no_grad()
-def _samples(policy: Policy, windows: Windows, multipliers: tuple[float, ...], *, samples: int = 32) -> np.ndarray:
+def _samples(policy: Policy, windows: Windows, multipliers: tuple[float, ...], *, samples: int = 15) -> np.ndarray:
     device = policy.token_weights.device
     generator = torch.Generator(device=device).manual_seed(0)
     drawn = []

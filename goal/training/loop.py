@@ -31,10 +31,13 @@ class Stage(Protocol):
     module: nn.Module
     """Everything that a checkpoint must hold; what requires a gradient is optimised."""
 
-    def losses(self, generator: torch.Generator) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
+    def losses(
+        self, generator: torch.Generator, progress: float
+    ) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
         """Yield the losses of one step; the loop takes one optimiser step for each before asking for the next.
 
-        ``generator`` (on the CPU) is the only source of randomness. Metrics are scalar tensors.
+        ``generator`` (on the CPU) is the only source of randomness; ``progress`` runs from 0 to 1 over the loop.
+        Metrics are scalar tensors.
         """
         ...
 
@@ -146,7 +149,7 @@ class Loop:
             began = time.monotonic()
             values: dict[str, torch.Tensor] = {}
             with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.config.amp and device.type == "cuda"):
-                for loss, named in stage.losses(generator):
+                for loss, named in stage.losses(generator, step / self.config.steps):
                     optimiser.zero_grad(set_to_none=True)
                     loss.backward()
                     norm = nn.utils.clip_grad_norm_(parameters, self.config.gradient_clip)

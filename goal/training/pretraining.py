@@ -59,7 +59,9 @@ class Pretraining:
     def after_step(self) -> None:
         """Nothing follows a step."""
 
-    def losses(self, generator: torch.Generator) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
+    def losses(
+        self, generator: torch.Generator, progress: float
+    ) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
         """One batch, one loss."""
         policy, size = self.policy, self.config.loop.batch_size
         device = policy.token_weights.device

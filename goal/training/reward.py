@@ -82,7 +82,9 @@ class PScoreStage:
     def after_step(self) -> None:
         """Nothing follows a step."""
 
-    def losses(self, generator: torch.Generator) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
+    def losses(
+        self, generator: torch.Generator, progress: float
+    ) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
         """One batch of segments, one loss."""
         device = self.pscore.scales.device
         indices = torch.randint(len(self.segments), (self.segments_per_batch,), generator=generator)
@@ -174,7 +176,9 @@ class ValueStage:
         """Keep the averaged weights: near-equal amounts trade places from step to step, the average does not."""
         self.reward.values.load_state_dict(self.module["target"].state_dict())
 
-    def losses(self, generator: torch.Generator) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
+    def losses(
+        self, generator: torch.Generator, progress: float
+    ) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
         """One batch for all value networks, one loss."""
         size, reward = self.config.value.batch_size, self.reward
         device = reward.grid.device

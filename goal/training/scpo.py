@@ -41,6 +41,11 @@ class Rollout(NamedTuple):
     metrics: dict[str, torch.Tensor]
 
 
+def with_start(tokens: torch.Tensor) -> torch.Tensor:
+    """Inputs that predict ``tokens`` `(..., T)`: SOS, then all but the last."""
+    return torch.cat([torch.full_like(tokens[..., :1], SOS), tokens[..., :-1]], dim=-1)
+
+
 class Scpo:
     """The stage: samples candidates, scores them with the reward model, updates the policy against its frozen start.
 
@@ -71,11 +76,55 @@ class Scpo:
     def after_step(self) -> None:
         """Nothing follows a step."""
 
-    def losses(self, generator: torch.Generator) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
+    def losses(
+        self, generator: torch.Generator, progress: float
+    ) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
         """One rollout, then a loss for each update on it."""
-        rollout = self.rollout(self.states.draw(self.config.loop.batch_size, generator), generator)
+        count = max(1, round(self.config.loop.batch_size / len(self.multipliers)))
+        rollout = self.rollout(self.draw(count, generator), generator)
+        kl_weight = self.kl_weight(progress)
         for _ in range(self.config.updates_per_rollout):
-            yield self.loss(rollout)
+            yield self.loss(rollout, kl_weight=kl_weight)
+
+    @torch.no_grad()
+    def draw(self, count: int, generator: torch.Generator) -> History:
+        """Draw states, those where the policy still loses most first (exact rollout only).
+
+        The log's behaviour meets the states that a good policy lives in rarely, and a policy that is right in the common
+        ones can be wrong in those for long. From `pool` times as many states, half of the chance goes by the expected
+        loss against the best amount, each multiplier's relative to its mean, and half is uniform.
+        """
+        if self.source != "exact" or self.config.pool == 1:
+            return self.states.draw(count, generator)
+        history = self.states.draw(self.config.pool * count, generator)
+        tokens, lengths, _ = self._candidates(history, generator)
+        log_pi, _ = self._log_probs(history, tokens, lengths)
+        table = self.reward.tabulate(history)
+        utility = (table.reward - self.multipliers * table.cost).transpose(1, 2)
+        loss = utility.amax(dim=-1) - (log_pi.view_as(utility).exp() * utility).sum(dim=-1)
+        score = (loss / loss.mean(dim=0).clamp(min=1e-9)).clamp(min=0).mean(dim=1)
+        chance = (score + score.mean() + 1e-9).cpu()
+        return history.select(torch.multinomial(chance, count, generator=generator).to(history.device))
+
+    def _log_probs(
+        self, history: History, tokens: torch.Tensor, lengths: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probabilities of whole sequences `(S * n, m)` and of their tokens `(S * n, m, T)` under the policy."""
+        logits = self._logits(self.policy, history, with_start(tokens))
+        by_token = logits.float().log_softmax(dim=-1).gather(-1, tokens[..., None])[..., 0]
+        inside = torch.arange(tokens.shape[-1], device=tokens.device) < lengths[..., None]
+        return by_token.where(inside, 0).sum(dim=-1), by_token
+
+    def kl_weight(self, progress: float) -> float:
+        """Weight of the KL: from its start to its end geometrically over the first half, then constant.
+
+        While it is large the policy stays soft and the network has time to learn which states differ; without it the
+        policy settles on one amount for all of them first, and the clip lets it leave that by a few per cent a rollout.
+        """
+        start, end = self.config.kl_weight_start, self.config.kl_weight
+        if start <= end:
+            return end
+        return max(end, start * (max(end, 1e-4) / start) ** min(1.0, 2 * progress))
 
     def _logits(self, policy: Policy, history: History, tokens: torch.Tensor) -> torch.Tensor:
         """Logits `(S * n, m, T, V)`; the convolution runs once a state, not once a multiplier."""
@@ -90,14 +139,8 @@ class Scpo:
         """Take m candidates for every (state, multiplier) and compute their advantages (Eqs. of r_lambda and A)."""
         config = self.config
         tokens, lengths, amounts = self._candidates(history, generator)
-        if self.policy.single_step:
-            # What follows the first token has one choice: it adds nothing to ratio, KL or gradient.
-            tokens, lengths = tokens[..., :1], lengths.clamp(max=1)
-        inputs = torch.cat([torch.full_like(tokens[..., :1], SOS), tokens[..., :-1]], dim=-1)
-        logits = self._logits(self.policy, history, inputs)
-        old = logits.float().log_softmax(dim=-1).gather(-1, tokens[..., None])[..., 0]
-        inside = torch.arange(tokens.shape[-1], device=tokens.device) < lengths[..., None]
-        log_pi = old.where(inside, 0).sum(dim=-1).view(amounts.shape)
+        log_pi, old = self._log_probs(history, tokens, lengths)
+        log_pi, inputs = log_pi.view(amounts.shape), with_start(tokens)
         value = self.reward.at(self.reward.tabulate(history), amounts)
         utility = value.reward - self.multipliers[:, None] * value.cost
         if self.source == "exact":
@@ -119,6 +162,15 @@ class Scpo:
         self, history: History, generator: torch.Generator
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Tokens `(S * n, m, T)` up to EOS, lengths `(S * n, m)` and amounts `(S, n, m)`."""
+        tokens, lengths, amounts = self._sequences(history, generator)
+        if self.policy.single_step:
+            # What follows the first token has one choice: it adds nothing to ratio, KL or gradient.
+            tokens, lengths = tokens[..., :1], lengths.clamp(max=1)
+        return tokens, lengths, amounts
+
+    def _sequences(
+        self, history: History, generator: torch.Generator
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         config, count, states = self.config, len(self.multipliers), len(history)
         if self.source == "exact":
             policy = self.policy.config
@@ -163,7 +215,7 @@ class Scpo:
         advantages = deviation / (std.clamp(min=self.config.std_floor) + self.config.advantage_epsilon)
         return advantages * weight * count
 
-    def loss(self, rollout: Rollout) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def loss(self, rollout: Rollout, *, kl_weight: float) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """The clipped surrogate with KL (paper, Eq. of L_SCPO) of a rollout under the present weights."""
         config = self.config
         logits = self._logits(self.policy, rollout.history, rollout.inputs)
@@ -176,7 +228,7 @@ class Scpo:
             rollout.advantages.flatten(),
             clip_low=config.clip_low,
             clip_high=config.clip_high,
-            kl_weight=config.kl_weight,
+            kl_weight=kl_weight,
             kl=config.kl,
             ratio=config.ratio,
         )

@@ -72,15 +72,18 @@ def power_of_two(value: int) -> int:
     return max(16, 1 << (value - 1).bit_length())
 
 
-def block_tile(channels: int, dtype: torch.dtype, *, interpreted: bool, hopper: bool) -> Tile:
-    """Fused block: the tile spans the whole (padded) row."""
+def block_tile(channels: int, dtype: torch.dtype, *, interpreted: bool, narrow: bool) -> Tile:
+    """Fused block: the tile spans the whole (padded) row.
+
+    `narrow`: the loop around a guarded launch, or a matrix unit other than Hopper's, needs registers beside the
+    accumulator; wide tiles would spill.
+    """
     width = power_of_two(channels)
     if interpreted:
         return Tile(32, width, 16, 1, 1)
     table = BLOCK_32 if dtype == torch.float32 else BLOCK_16
     tile = table[max(width, 64)]
-    # other matrix units keep more beside the accumulator: wide tiles would spill there
-    rows = tile.rows if hopper or width < 256 else tile.rows // 2
+    rows = tile.rows // 2 if narrow and width >= 256 else tile.rows
     return Tile(rows, width, min(tile.depth, width), tile.warps, tile.stages, tile.registers)
 
 

@@ -153,7 +153,7 @@ def block(
         vectors = (bias, norm_weight, norm_bias, rstd)
         wide.convolve(source, weight, out, length, *_shifts((dilation,), taps), norm=vectors, eps=eps)
         return
-    tile = table.block_tile(channels, source.dtype, interpreted=INTERPRETING, hopper=wide.on_hopper())
+    tile = table.block_tile(channels, source.dtype, interpreted=INTERPRETING, narrow=recompute or not wide.on_hopper())
     tiles = -(-rows // tile.rows)
     block_kernel[(min(tiles, table.GUARD_PROGRAMS) if recompute else tiles,)](
         source,
@@ -196,7 +196,7 @@ def stack_at_once(
     keep: bool,
 ) -> None:
     rows, channels = source.shape
-    tile = table.block_tile(channels, source.dtype, interpreted=INTERPRETING, hopper=wide.on_hopper())
+    tile = table.block_tile(channels, source.dtype, interpreted=INTERPRETING, narrow=not wide.on_hopper())
     span = max(1, tile.rows // length) * length
     stack_kernel[(-(-rows // span),)](
         source,

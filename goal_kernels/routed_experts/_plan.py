@@ -18,7 +18,7 @@ DENSE_PAIRS = 16384
 SINGLE_TOKENS = 16
 # Channels a fused expert holds on the chip; above, two grouped matmuls run instead.
 FUSED_CHANNELS = 256
-FUSED_CHANNELS_FP32 = {True: 128, False: 64}  # one launch for few tokens; tiles of 64 tokens
+FUSED_CHANNELS_FP32, FUSED_CHANNELS_FP32_SINGLE = 64, 128  # in fp32, with tiles of 64 tokens and of 16
 # The router holds all experts of a tile of tokens in registers.
 MAX_EXPERTS = 256
 # Pairs and positions are int32.
@@ -63,7 +63,10 @@ class Plan:
 def plan(tokens: int, channels: int, hidden: int, experts: int, k: int, dtype: torch.dtype) -> Plan:
     """The plan of a shape: a pure function of it, so that forward and backward agree."""
     wide = dtype == torch.float32
-    fits = channels <= (FUSED_CHANNELS_FP32[tokens <= SINGLE_TOKENS] if wide else FUSED_CHANNELS)
+    most = FUSED_CHANNELS
+    if wide:
+        most = FUSED_CHANNELS_FP32_SINGLE if tokens <= SINGLE_TOKENS else FUSED_CHANNELS_FP32
+    fits = channels <= most
     dense = fits and tokens * experts <= DENSE_PAIRS
     # In fp32 many tokens go through two matmuls: with the three products that fp32 takes, the fused expert spills.
     fused = fits and (dense or not wide)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 from collections.abc import Callable
@@ -47,20 +46,14 @@ def resource_usage(cubin: bytes, folder: Path) -> tuple[int, int]:
 
 
 @pytest.fixture
-def compile_launches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[Callable[[], object]], list[CompiledKernel]]:
-    """A function that runs a callable on CPU tensors and compiles, instead of launching, each kernel it launches.
-
-    Whatever configuration the host code picks for those shapes and dtypes is what gets compiled. For sm_90; where the
-    environment has `CI=true`, for sm_80 and sm_100 too.
-    """
+def compile_launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[CompiledKernel]]:
+    """A function that runs a callable on CPU tensors and compiles, instead of launching, each kernel it launches, for
+    the compute capabilities asked for. Whatever configuration the host code picks is what gets compiled."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.runtime.driver import driver
     from triton.runtime.jit import JITFunction
 
-    capabilities = (80, 90, 100) if os.environ.get("CI") == "true" else (90,)
     launch = JITFunction.run
 
     class Target:
@@ -78,7 +71,7 @@ def compile_launches(
         def get_current_target(self) -> GPUTarget:
             return GPUTarget("cuda", self.capability, 32)
 
-    def compile_them(function: Callable[[], object]) -> list[CompiledKernel]:
+    def compile_them(function: Callable[[], object], capabilities: tuple[int, ...] = (90,)) -> list[CompiledKernel]:
         kernels = []
         for capability in capabilities:
             seen = set()

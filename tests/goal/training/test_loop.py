@@ -32,7 +32,9 @@ class Regression:
         self.module = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 1))
         self.pause = pause
 
-    def losses(self, generator: torch.Generator) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
+    def losses(
+        self, generator: torch.Generator, progress: float
+    ) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
         time.sleep(self.pause)
         x = torch.randn(16, 4, generator=generator)
         for _ in range(2):
@@ -111,7 +113,9 @@ def test_schedule() -> None:
 
 def test_a_loss_that_is_not_finite_names_stage_and_step() -> None:
     class Broken(Regression):
-        def losses(self, generator: torch.Generator) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
+        def losses(
+        self, generator: torch.Generator, progress: float
+    ) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
             yield self.module(torch.full((1, 4), torch.inf)).sum(), {}
 
     with pytest.raises(FloatingPointError, match="regression, step 0"):

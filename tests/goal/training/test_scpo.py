@@ -37,7 +37,7 @@ class KnownReward(torch.nn.Module):
 
 
 def make(policy: Policy, data: Data, **changes: object) -> Scpo:
-    config = dataclasses.replace(ScpoConfig(loop=LoopConfig(steps=150, batch_size=16, learning_rate=5e-3)), **changes)
+    config = dataclasses.replace(ScpoConfig(loop=LoopConfig(steps=150, batch_size=48, learning_rate=5e-3)), **changes)
     windows = data.windows(data.splits.training, policy.config.window)
     states = StateSampler(windows, clock=data.clock, horizon=data.schema.horizon)
     return Scpo(policy, KnownReward(), states, config)  # pyright: ignore[reportArgumentType]
@@ -53,7 +53,7 @@ def test_the_first_ratio_is_exactly_one(rollout: str, listed: bool, policy: Poli
         torch.manual_seed(0)
         policy = Policy(config, data.scaling)
     stage = make(policy, data, rollout=rollout, updates_per_rollout=1)
-    for _, metrics in stage.losses(torch.Generator().manual_seed(0)):
+    for _, metrics in stage.losses(torch.Generator().manual_seed(0), 0.0):
         assert float(metrics["ratio_min"]) == 1.0 and float(metrics["ratio_max"]) == 1.0
         assert abs(float(metrics["kl"])) < 1e-6  # the policy is its own reference
         assert float(metrics["clip_fraction"]) == 0.0
@@ -63,7 +63,7 @@ def test_it_finds_the_best_amount_of_every_multiplier(policy: Policy, data: Data
     for rollout in ("per_multiplier", "exact"):
         torch.manual_seed(0)
         fresh = Policy(policy.config, data.scaling)
-        Loop(ScpoConfig(loop=LoopConfig(steps=150, batch_size=16, learning_rate=5e-3)).loop).run(
+        Loop(ScpoConfig(loop=LoopConfig(steps=150, batch_size=48, learning_rate=5e-3)).loop).run(
             make(fresh, data, rollout=rollout)
         )
         history = data.windows(data.splits.training, fresh.config.window).batch(np.arange(0, 4000, 97))
@@ -92,7 +92,7 @@ def test_kl_is_minimised(policy: Policy, data: Data) -> None:
     rollout = stage.rollout(history, generator)._replace(advantages=torch.zeros(48, 11))
     divergences = []
     for _ in range(20):
-        loss, metrics = stage.loss(rollout)
+        loss, metrics = stage.loss(rollout, kl_weight=1.0)
         divergences.append(float(metrics["kl"]))
         optimiser.zero_grad()
         loss.backward()

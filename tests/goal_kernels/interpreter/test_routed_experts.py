@@ -82,7 +82,6 @@ def check(tensors: list[Tensor], k: int, activation: str = "gelu_tanh") -> None:
 def layout(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
     """Force the dense or the sorted layout, whatever the number of tokens."""
     monkeypatch.setattr(_plan, "DENSE_PAIRS", 2**20 if request.param == "dense" else 0)
-    monkeypatch.setattr(_plan, "FUSED_CHANNELS_FP32", {True: 128, False: 64})
     return request.param
 
 
@@ -91,10 +90,9 @@ both_layouts = pytest.mark.parametrize("layout", ["dense", "sorted"], indirect=T
 # odd sizes, several tiles, groups of one token, no condition, one expert, all experts chosen
 SHAPES = [
     ({"tokens": 33, "groups": 11, "channels": 17, "hidden": 40, "experts": 3}, 2, "silu"),
-    ({"tokens": 70, "groups": 70, "channels": 5, "hidden": 33, "condition": 1, "experts": 2}, 1, "relu"),
     ({"tokens": 20, "groups": 2, "experts": 18}, 3, "gelu"),
     ({"tokens": 18, "groups": 1, "experts": 1, "condition": 0}, 1, "gelu_tanh"),
-    ({"tokens": 1, "groups": 1, "experts": 3}, 3, "gelu_tanh"),
+    ({"tokens": 1, "groups": 1, "experts": 3}, 3, "relu"),
 ]
 
 
@@ -122,8 +120,7 @@ def test_the_plans_that_the_tests_mean_to_take() -> None:
 
 
 def test_one_launch_for_few_tokens() -> None:
-    for tokens in (7, 16):
-        check(inputs(tokens=tokens, groups=tokens, channels=20, experts=3), 2)
+    check(inputs(tokens=7, groups=7, channels=20, experts=3), 2)
 
 
 def test_weights_by_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -64,9 +65,14 @@ def check(tensors: dict[str, Tensor], upstream: float = 1.0, error: float = 1e-5
 # one program and several with a stride; vocabularies below, at and above a power of two
 @both_ratios
 @both_kinds
-@pytest.mark.parametrize("shape", [(6, 4, 7), (70, 3, 16), (5, 1, 33), (3, 5, 130)])
-def test_matches_eager(kl: str, ratio: str, shape: tuple[int, int, int]) -> None:
-    check(inputs(*shape), kl=kl, ratio=ratio)
+def test_matches_eager(kl: str, ratio: str) -> None:
+    check(inputs(), kl=kl, ratio=ratio)
+
+
+@pytest.mark.parametrize("shape", [(70, 3, 16), (5, 1, 33), (3, 5, 130)])
+def test_shapes(shape: tuple[int, int, int]) -> None:
+    check(inputs(*shape))
+    check(inputs(*shape), kl="k3", ratio="token")
 
 
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float16, 1e-3), (torch.bfloat16, 1e-2)])
@@ -199,7 +205,7 @@ def test_strides() -> None:
 
 
 def test_runs_give_the_same_bits() -> None:
-    tensors = inputs(100, 3, 16)
+    tensors = inputs(70, 3, 16)
     first, second = run(scpo_loss, tensors), run(scpo_loss, tensors)
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
@@ -219,7 +225,7 @@ def test_opcheck() -> None:
 
 # torch 2.13 itself warns when inductor is imported
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["aot_eager", *(["inductor"] if os.environ.get("CI") == "true" else [])])
 def test_compiles_to_one_graph(backend: str) -> None:
     tensors = inputs()
 

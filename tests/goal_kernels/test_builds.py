@@ -1,0 +1,157 @@
+"""Ahead-of-time builds of the expert, advantage and loss kernels: no GPU, the launches of real shapes.
+
+Ordinarily the two measured shapes for sm_90; with `CI=true` also for sm_80 and sm_100, and every other tile that
+`_plan.py` and the launches choose, for sm_90. Triton keeps what it built, so that only the first run takes minutes.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+CI = os.environ.get("CI") == "true"
+CAPABILITIES = (80, 90, 100) if CI else (90,)
+# Kernels that multiply tiles of 64 rows or more.
+MATMULS = (
+    "mixture_kernel",
+    "experts_kernel",
+    "grouped_matmul_kernel",
+    "hidden_backward_kernel",
+    "weight_gradient_kernel",
+)
+
+
+@pytest.fixture
+def no_synchronisation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever would wait for a GPU, and break the capture of a graph, is an error."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a synchronisation with the device")
+
+    for name in ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__", "__index__"):
+        monkeypatch.setattr(Tensor, name, refuse)
+
+
+def routed_experts(
+    tokens: int, channels: int, hidden: int, experts: int, dtype: torch.dtype, k: int = 2, activation: str = "gelu_tanh"
+) -> None:
+    from goal_kernels.routed_experts import triton
+
+    groups = max(tokens // 8, 1) if tokens % 8 == 0 else 1
+    shapes = (
+        (tokens, channels),
+        (groups, channels),
+        (experts, 2 * channels),
+        (experts, channels, hidden),
+        (experts, hidden),
+        (experts, hidden, channels),
+        (experts, channels),
+    )
+    arguments: list[Any] = [torch.zeros(shape, dtype=dtype, requires_grad=True) for shape in shapes]
+    out, routing = triton.routed_experts(*arguments, k=k, activation=activation)
+    if out.requires_grad:
+        (out.sum() + routing.weights.sum() + routing.probabilities.sum()).backward()
+
+
+def scpo_loss(steps: int, vocabulary: int, dtype: torch.dtype, kl: str, ratio: str) -> None:
+    from goal_kernels.scpo_loss import triton
+
+    logits = torch.zeros(64, steps, vocabulary, dtype=dtype, requires_grad=True)
+    result = triton.scpo_loss(
+        logits,
+        torch.zeros_like(logits),
+        torch.zeros(64, steps, dtype=torch.int64),
+        torch.zeros(64, steps),
+        torch.ones(64, dtype=torch.int64),
+        torch.ones(64),
+        clip_low=0.2,
+        clip_high=0.2,
+        kl_weight=0.1,
+        kl=kl,
+        ratio=ratio,
+    )
+    result.loss.backward()
+
+
+def group_advantage(candidates: int, dtype: torch.dtype) -> None:
+    from goal_kernels.group_advantage import triton
+
+    reward, cost = torch.zeros(30, 7, candidates, dtype=dtype), torch.zeros(30, 7, candidates, dtype=dtype)
+    triton.group_advantage(reward, cost, torch.zeros(7), eps=1e-6, std_floor=0.0)
+    triton.group_advantage(
+        reward, cost.transpose(0, 1).contiguous().transpose(0, 1), torch.zeros(7), eps=1e-6, std_floor=0.0
+    )
+
+
+@pytest.mark.parametrize("tokens, channels, hidden, experts", [(4096, 128, 512, 4), (32768, 256, 1024, 8)])
+def test_experts(compile_launches, no_synchronisation, tokens, channels, hidden, experts):
+    def launch() -> None:
+        # The backward pass of the dense layout runs the kernels of the sorted one: CI builds both
+        with torch.set_grad_enabled(CI or tokens > 4096):
+            routed_experts(tokens, channels, hidden, experts, torch.bfloat16)
+
+    kernels = compile_launches(launch, CAPABILITIES)
+    for kernel in kernels:
+        kernel.check(wgmma=kernel.name in MATMULS)
+
+
+@pytest.mark.parametrize("kl", ["exact", "k3"])
+def test_scpo_loss(compile_launches, no_synchronisation, kl):
+    for kernel in compile_launches(lambda: scpo_loss(8, 64, torch.bfloat16, kl, "sequence"), CAPABILITIES):
+        kernel.check()
+
+
+def test_group_advantage(compile_launches, no_synchronisation):
+    for kernel in compile_launches(lambda: group_advantage(16, torch.float32), CAPABILITIES):
+        kernel.check()
+
+
+every_tile = pytest.mark.skipif(not CI, reason="builds of every other tile take minutes: CI=true runs them")
+
+
+@every_tile
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(
+    ("tokens", "channels", "hidden", "experts", "k", "activation"),
+    [
+        (8, 128, 512, 4, 2, "gelu_tanh"),  # one launch
+        (8, 256, 512, 4, 1, "relu"),
+        (512, 64, 128, 4, 2, "gelu"),  # dense, tiles of 64
+        (1000, 256, 512, 8, 2, "silu"),
+        (300, 96, 200, 50, 4, "gelu_tanh"),  # sizes that fill no tile, many experts
+        (3000, 200, 300, 4, 2, "silu"),  # dense, tiles of 128
+        (40000, 128, 512, 4, 2, "gelu"),  # sorted
+        (40000, 100, 72, 30, 3, "relu"),
+        (9000, 512, 1024, 4, 2, "gelu_tanh"),  # two matmuls
+    ],
+)
+def test_every_tile_of_the_experts(compile_launches, dtype, tokens, channels, hidden, experts, k, activation):
+    def launch() -> None:
+        routed_experts(tokens, channels, hidden, experts, dtype, k, activation)
+
+    for kernel in compile_launches(launch, (90,)):
+        kernel.check()
+
+
+@every_tile
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(("steps", "vocabulary"), [(4, 14), (8, 24), (2, 64), (5, 100), (8, 512), (1, 3000)])
+def test_every_tile_of_the_loss(compile_launches, dtype, steps, vocabulary):
+    for kl, ratio in (("exact", "token"), ("k3", "sequence")):
+        for kernel in compile_launches(
+            lambda kl=kl, ratio=ratio: scpo_loss(steps, vocabulary, dtype, kl, ratio), (90,)
+        ):
+            kernel.check()
+
+
+@every_tile
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_every_tile_of_the_advantage(compile_launches, dtype):
+    for candidates in (1, 7, 300, 8192):
+        for kernel in compile_launches(lambda candidates=candidates: group_advantage(candidates, dtype), (90,)):
+            kernel.check()
