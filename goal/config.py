@@ -316,9 +316,7 @@ def effort(level: Literal["default", "thorough"], *, simulated: bool = True) -> 
                 pscore=LoopConfig(steps=800, batch_size=1024, learning_rate=3e-3),
                 value=LoopConfig(steps=1200, batch_size=1024, learning_rate=2e-3, warmup_steps=100),
             ),
-            scpo=ScpoConfig(
-                loop=LoopConfig(steps=120, batch_size=96, learning_rate=1e-3, log_every=10), group_size=8
-            ),
+            scpo=ScpoConfig(loop=LoopConfig(steps=120, batch_size=96, learning_rate=1e-3, log_every=10), group_size=8),
         )
     if level == "default":
         return config

@@ -24,7 +24,6 @@ from goal.config import PolicyConfig, RunConfig, dumps, from_dict, to_dict
 from goal.constraint import calibrate, candidates, threshold
 from goal.data import CALIBRATION_STREAM, Data, load_data, seed_of
 from goal.errors import ConfigurationError
-from goal.evaluation import rollout
 from goal.model import Policy
 from goal.reward import LongHorizonValue, PScore, RewardModel
 from goal.reward.state import state_config
@@ -261,11 +260,7 @@ class Run:
             evaluate, baseline = results.estimated_per_user(self, policy)
         else:
             seed = seed_of(self.config.seed, CALIBRATION_STREAM)
-
-            def evaluate(multiplier: float) -> tuple[np.ndarray, np.ndarray]:
-                return rollout(policy, parameters, multiplier, users=settings.users, seed=seed).per_user()
-
-            baseline = results.never_pay_per_user(parameters, users=settings.users, seed=seed)
+            evaluate, baseline = results.simulated_per_user(policy, parameters, users=settings.users, seed=seed)
         calibration = calibrate(
             evaluate,
             self.multipliers,

@@ -44,9 +44,15 @@ PerUser = tuple[np.ndarray, np.ndarray]
 BATCH = 2048
 
 
-def never_pay_per_user(parameters: Parameters, *, users: int, seed: int) -> np.ndarray:
-    """Mean revenue per step of each user who is never paid, `(users,)`."""
-    return rollout(Constant(0.0), parameters, 0.0, users=users, seed=seed).per_user()[0]
+def simulated_per_user(
+    policy: Policy, parameters: Parameters, *, users: int, seed: int
+) -> tuple[Callable[[float], PerUser], np.ndarray]:
+    """What calibration needs from the simulator: mean revenue and cost per step of each user, and of never paying."""
+
+    def evaluate(multiplier: float) -> PerUser:
+        return rollout(policy, parameters, multiplier, users=users, seed=seed).per_user()
+
+    return evaluate, rollout(Constant(0.0), parameters, 0.0, users=users, seed=seed).per_user()[0]
 
 
 @torch.no_grad()

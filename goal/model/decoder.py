@@ -6,6 +6,7 @@ Shapes: B states, m sequences of each state, T tokens, D channels, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import nn
@@ -110,7 +111,8 @@ class IncentiveDecoder(nn.Module):
         """Project the encoder's `(B, 1 + L, D)` once for all steps; ``lengths`` counts valid events, `(B,)`."""
         place = torch.arange(states.shape[1], device=states.device)
         mask = (place <= lengths[:, None])[:, None, None]
-        return Memory(condition, mask, [layer.cross_attention.keys_values(states) for layer in self.layers])
+        layers = cast(list[DecoderLayer], list(self.layers))
+        return Memory(condition, mask, [layer.cross_attention.keys_values(states) for layer in layers])
 
     def forward(
         self, memory: Memory, tokens: torch.Tensor, *, start: int = 0, cache: Cache | None = None

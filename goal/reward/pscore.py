@@ -5,6 +5,8 @@ Shapes: B decisions, G amounts of each, K objectives.
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, silu
@@ -83,6 +85,10 @@ class PScore(nn.Module):
         ]
         self.register_buffer("scales", torch.tensor(scales, dtype=torch.float32), persistent=False)
 
+    @property
+    def _towers(self) -> list[AmountTower]:
+        return cast(list[AmountTower], list(self.towers))
+
     def losses(
         self, states: torch.Tensor, amounts: torch.Tensor, labels: dict[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
@@ -95,7 +101,7 @@ class PScore(nn.Module):
         """
         representations, losses = [], {}
         utility = torch.zeros_like(amounts)
-        for tower, scale, (name, kind) in zip(self.towers, self.scales, self.kinds.items(), strict=True):
+        for tower, scale, (name, kind) in zip(self._towers, self.scales, self.kinds.items(), strict=True):
             representation = tower.representation(states, amounts[:, None])[:, 0]
             representations.append(representation)
             output, label = tower.output(representation), labels[name] / scale
@@ -119,7 +125,7 @@ class PScore(nn.Module):
     def expected(self, states: torch.Tensor, amounts: torch.Tensor, name: str = REVENUE) -> torch.Tensor:
         """Expected value `(B, G)` of an objective, in its own unit, at amounts `(B, G)` or `(G,)`."""
         position = self.positions[name]
-        tower = self.towers[position]
+        tower = self._towers[position]
         output = tower.output(tower.representation(states, amounts))
         probability = torch.sigmoid(output[..., 0])
         if self.kinds[name] == "binary":
@@ -128,7 +134,7 @@ class PScore(nn.Module):
 
     def fused(self, states: torch.Tensor, amounts: torch.Tensor) -> torch.Tensor:
         """The fused utility `(B, G)`: the expected sum of all objectives, each over its scale."""
-        representations = [tower.representation(states, amounts) for tower in self.towers]
+        representations = [tower.representation(states, amounts) for tower in self._towers]
         return self.fusion(torch.cat(representations, dim=-1))[..., 0]
 
     def predict(self, history: History, amounts: torch.Tensor, name: str = REVENUE) -> torch.Tensor:

@@ -28,8 +28,11 @@ class Stage(Protocol):
     """What the loop needs to know of a stage."""
 
     name: str
-    module: nn.Module
-    """Everything that a checkpoint must hold; what requires a gradient is optimised."""
+
+    @property
+    def module(self) -> nn.Module:
+        """Everything that a checkpoint must hold; what requires a gradient is optimised."""
+        ...
 
     def losses(
         self, generator: torch.Generator, progress: float

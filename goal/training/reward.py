@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from typing import cast
 
 import numpy as np
 import torch
@@ -139,8 +140,7 @@ class ValueStage:
         self.reward = reward
         self.config = config
         self.horizon = horizon
-        values: list[LongHorizonValue] = list(reward.values)  # pyright: ignore[reportAssignmentType]
-        self.values = values
+        self.values = cast(list[LongHorizonValue], list(reward.values))
         reward.pscore.requires_grad_(False).eval()
         successors = Windows(log, rows, length=1).successors().index
         keep = np.flatnonzero(successors >= 0)
@@ -150,7 +150,7 @@ class ValueStage:
         self.next_states = states[successors[keep]]
         self._set_scales()
         targets = copy.deepcopy(reward.values).requires_grad_(False)
-        self.targets: list[LongHorizonValue] = list(targets)  # pyright: ignore[reportAssignmentType]
+        self.targets = cast(list[LongHorizonValue], list(targets))
         self.module = nn.ModuleDict({"online": reward.values, "target": targets})
 
     @torch.no_grad()
@@ -167,9 +167,9 @@ class ValueStage:
     @torch.no_grad()
     def after_step(self) -> None:
         """Move the target networks (Polyak averaging)."""
-        pairs = zip(self.targets, self.values, strict=True)
-        for target, value in pairs:
-            torch._foreach_lerp_(list(target.parameters()), list(value.parameters()), self.config.target_rate)
+        for target, value in zip(self.targets, self.values, strict=True):
+            for kept, new in zip(target.parameters(), value.parameters(), strict=True):
+                kept.lerp_(new, self.config.target_rate)
 
     @torch.no_grad()
     def finish(self) -> None:

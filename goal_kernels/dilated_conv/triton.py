@@ -28,8 +28,7 @@ def causal_conv_block(
     x: Tensor, weight: Tensor, bias: Tensor, norm_weight: Tensor, norm_bias: Tensor, dilation: int, eps: float
 ) -> Tensor:
     """See `goal_kernels.causal_conv_block`: a stack of one."""
-    layer = (tensor.unsqueeze(0) for tensor in (weight, bias, norm_weight, norm_bias))
-    return causal_conv_stack(x, *layer, (dilation,), eps)
+    return causal_conv_stack(x, weight[None], bias[None], norm_weight[None], norm_bias[None], (dilation,), eps)
 
 
 def causal_conv_stack(

@@ -4,6 +4,11 @@ Rows are (B * L, D) tensors with channels side by side at any row stride (`as_ro
 the callers make that the tensors'.
 """
 
+# The type checker knows neither Triton's launch syntax nor its values at compile time.
+# pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false
+# pyright: reportGeneralTypeIssues=false, reportOperatorIssue=false, reportIndexIssue=false
+# pyright: reportOptionalMemberAccess=false
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -42,8 +47,8 @@ def _shifts(dilations: Sequence[int], taps: int) -> tuple[int, ...]:
     return tuple(min(dilation, 2**30 // taps) for dilation in dilations)
 
 
-def _options(tile: table.Tile, *, capped: bool = True) -> dict[str, int | None]:
-    """Launch options. The register cap was chosen for Hopper; elsewhere, and for rare launches, it would spill."""
+def _options(tile: table.Tile, *, capped: bool) -> dict[str, int | None]:
+    """Launch options. The register cap is for Hopper and channels that fill the tile: masks and others would spill."""
     registers = tile.registers if capped and wide.on_hopper() else None
     return {"num_warps": tile.warps, "num_stages": tile.stages, "maxnreg": registers}
 
@@ -109,7 +114,7 @@ def convolve(
         BLOCK_OUT=tile.columns,
         BLOCK_IN=tile.depth,
         PRECISION=_precision(source),
-        **_options(tile),
+        **_options(tile, capped=channels_in % tile.depth == 0 and channels_out % tile.columns == 0),
     )
 
 
@@ -177,7 +182,7 @@ def block(
         BLOCK_OUT=tile.columns,
         BLOCK_IN=tile.depth,
         PRECISION=_precision(source),
-        **_options(tile, capped=not recompute),
+        **_options(tile, capped=not recompute and channels == tile.columns),
     )
 
 
@@ -221,7 +226,7 @@ def stack_at_once(
         BLOCK_OUT=tile.columns,
         BLOCK_IN=tile.depth,
         PRECISION=_precision(source),
-        **_options(tile),
+        **_options(tile, capped=channels == tile.columns),
     )
 
 
@@ -271,7 +276,7 @@ def weight_gradient(
         BLOCK_OUT=tile.columns,
         BLOCK_ROWS=tile.depth,
         PRECISION=_precision(x),
-        **_options(tile),
+        **_options(tile, capped=channels_in % tile.rows == 0 and channels_out % tile.columns == 0),
     )
     sum_partials(partials, out)
 

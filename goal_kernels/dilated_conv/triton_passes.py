@@ -7,6 +7,7 @@ rows do not lie at one stride, channels side by side, are copied once.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +25,21 @@ from goal_kernels.dilated_conv.triton_launch import (
     sum_vectors,
     weight_gradient,
 )
+
+
+class Parameters(NamedTuple):
+    """What one layer, or every layer along a leading axis, multiplies, adds and normalises with."""
+
+    weight: Tensor
+    bias: Tensor
+    norm_weight: Tensor
+    norm_bias: Tensor
+
+    def contiguous(self) -> Parameters:
+        return Parameters(*(tensor.contiguous() for tensor in self))
+
+    def layer(self, index: int) -> Parameters:
+        return Parameters(self.weight[index], self.bias[index], self.norm_weight[index], self.norm_bias[index])
 
 
 def conv(x: Tensor, weight: Tensor, bias: Tensor | None, dilation: int) -> Tensor:
@@ -71,7 +87,7 @@ def stack(
     length, channels = x.shape[1:]
     with on_device_of(x):
         rows = as_rows(x)
-        parameters = [tensor.contiguous() for tensor in (weights, biases, norm_weights, norm_biases)]
+        parameters = Parameters(weights, biases, norm_weights, norm_biases).contiguous()
         if layers > 1 and length <= table.STACK_LENGTH and channels <= table.FUSED_CHANNELS:
             stack_at_once(rows, *parameters, hidden, out, rstd, length, dilations, eps, keep)
         else:
@@ -80,8 +96,7 @@ def stack(
             for layer, dilation in enumerate(dilations):
                 after = layers - 1 - layer
                 target = out if after == 0 else hidden[layer] if keep else turns[after % 2]
-                vectors = [parameter[layer] for parameter in parameters]
-                block(rows, *vectors, target, rstd[layer] if keep else None, length, dilation, eps)
+                block(rows, *parameters.layer(layer), target, rstd[layer] if keep else None, length, dilation, eps)
                 rows = target.view(-1, channels)
     return out, hidden, rstd
 
@@ -100,31 +115,45 @@ def stack_backward(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x, weights, biases, norm weights and norm biases."""
-    grads = [tensor.new_empty(tensor.shape) for tensor in (x, weights, biases, norm_weights, norm_biases)]
-    grad_x, grad_weights, grad_biases, grad_norm_weights, grad_norm_biases = grads
+    grad_x, grad_weights = x.new_empty(x.shape), weights.new_empty(weights.shape)
+    grad_biases, grad_norm_weights, grad_norm_biases = (
+        tensor.new_empty(tensor.shape) for tensor in (biases, norm_weights, norm_biases)
+    )
     if x.numel() == 0:
-        return tuple(tensor.zero_() for tensor in grads)  # type: ignore[return-value]
+        for grad in (grad_weights, grad_biases, grad_norm_weights, grad_norm_biases):
+            grad.zero_()
+        return grad_x, grad_weights, grad_biases, grad_norm_weights, grad_norm_biases
     layers, (length, channels) = len(dilations), x.shape[1:]
     with on_device_of(x):
         source = as_rows(x)
         rows = source.shape[0]
-        weights, biases, norm_weights, norm_biases = (
-            tensor.contiguous() for tensor in (weights, biases, norm_weights, norm_biases)
-        )
+        parameters = Parameters(weights, biases, norm_weights, norm_biases).contiguous()
         normalised = torch.empty_like(out)
         at_once = layers * out.numel() * out.element_size() <= table.KEPT_GRADIENT_BYTES
         inner = x.new_empty(layers if at_once else 1, rows, channels)
         partials = x.new_empty(norm_parts(rows, channels), 3, layers, channels, dtype=torch.float32)
         upstream = as_rows(grad)
         for layer in reversed(range(layers)):
-            vectors = [parameter[layer] for parameter in (weights, biases, norm_weights, norm_biases)]
+            weight, bias, norm_weight, norm_bias = parameters.layer(layer)
             before = source if layer == 0 else hidden[layer - 1].view(-1, channels)
-            block(before, *vectors, normalised, None, length, dilations[layer], eps, recompute=True)
+            block(
+                before,
+                weight,
+                bias,
+                norm_weight,
+                norm_bias,
+                normalised,
+                None,
+                length,
+                dilations[layer],
+                eps,
+                recompute=True,
+            )
             slab = inner[layer if at_once else 0]
             after = out if layer == layers - 1 else hidden[layer]
-            norm_backward(upstream, after, normalised, rstd[layer], *vectors[2:], slab, partials, layer)
+            norm_backward(upstream, after, normalised, rstd[layer], norm_weight, norm_bias, slab, partials, layer)
             target = grad_x if layer == 0 else x.new_empty(x.shape)
-            convolve(slab, vectors[0], None, target, length, dilations[layer], reverse=True, residual=True)
+            convolve(slab, weight, None, target, length, dilations[layer], reverse=True, residual=True)
             upstream = target.view(-1, channels)
             if not at_once:
                 weight_gradient(source, hidden, slab, grad_weights[layer : layer + 1], length, dilations, layer)

@@ -1,5 +1,10 @@
 """Launches of the descriptor kernels (`triton_wide_kernels`), and when they are the right ones."""
 
+# The type checker knows neither Triton's launch syntax nor its values at compile time.
+# pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false
+# pyright: reportGeneralTypeIssues=false, reportOperatorIssue=false, reportIndexIssue=false
+# pyright: reportOptionalMemberAccess=false
+
 from __future__ import annotations
 
 from collections.abc import Sequence

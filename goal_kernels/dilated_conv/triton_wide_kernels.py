@@ -5,6 +5,11 @@ and operands go from memory to the matrix units without passing through register
 128 x 256 accumulator, which pointer loads do not. Used where tiles of 128 positions waste little of the sequence.
 """
 
+# The type checker knows neither Triton's launch syntax nor its values at compile time.
+# pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false
+# pyright: reportGeneralTypeIssues=false, reportOperatorIssue=false, reportIndexIssue=false
+# pyright: reportOptionalMemberAccess=false
+
 from __future__ import annotations
 
 import triton

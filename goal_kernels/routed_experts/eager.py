@@ -79,11 +79,10 @@ def select_experts(probabilities: Tensor, k: int) -> Tensor:
     set to -1, below any probability. NaN counts as a maximum, so a row of NaN gives ids 0..k-1: unique and in range.
     """
     remaining = probabilities.detach()
-    chosen = []
-    for _ in range(k):
-        best = remaining.argmax(dim=-1, keepdim=True)
-        chosen.append(best)
-        remaining = remaining.scatter(-1, best, -1.0)
+    chosen = [remaining.argmax(dim=-1, keepdim=True)]
+    for _ in range(k - 1):
+        remaining = remaining.scatter(-1, chosen[-1], -1.0)
+        chosen.append(remaining.argmax(dim=-1, keepdim=True))
     return torch.cat(chosen, dim=-1)
 
 

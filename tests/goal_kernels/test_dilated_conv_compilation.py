@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 # in an ordinary run training at the shapes of the measured table, in CI every entry of the pinned tables
 CI = os.environ.get("CI") == "true"
 EVERY = [
-    *((channels, torch.bfloat16) for channels in (64, 128, 256, 512, 520)),
+    *((channels, torch.bfloat16) for channels in (64, 100, 128, 256, 512, 520)),
     *((channels, torch.float32) for channels in (64, 128, 256, 512)),
     (128, torch.float16),
     (20, torch.float32),

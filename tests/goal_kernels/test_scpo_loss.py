@@ -297,8 +297,7 @@ def test_strides_and_upstream_gradient():
     torch.testing.assert_close(gradient.transpose(0, 2), expected)
 
 
-@pytest.mark.parametrize("ratio", ["sequence", "token"])
-@pytest.mark.parametrize("kl", ["exact", "k3"])
+@pytest.mark.parametrize(("kl", "ratio"), [("exact", "sequence"), ("k3", "token")])
 def test_compiles_into_one_graph_with_the_same_result(kl, ratio):
     # Under the compiler padding is masked instead of dropped: the other of the two row layouts.
     tensors = inputs()

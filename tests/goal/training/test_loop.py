@@ -114,8 +114,8 @@ def test_schedule() -> None:
 def test_a_loss_that_is_not_finite_names_stage_and_step() -> None:
     class Broken(Regression):
         def losses(
-        self, generator: torch.Generator, progress: float
-    ) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
+            self, generator: torch.Generator, progress: float
+        ) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
             yield self.module(torch.full((1, 4), torch.inf)).sum(), {}
 
     with pytest.raises(FloatingPointError, match="regression, step 0"):
