@@ -204,7 +204,7 @@ class RewardConfig:
 class ScpoConfig:
     """Safe constrained policy optimisation, Algorithm 3."""
 
-    loop: LoopConfig = LoopConfig(steps=200, batch_size=480, learning_rate=2e-3, log_every=10)
+    loop: LoopConfig = LoopConfig(steps=250, batch_size=480, learning_rate=3e-3, log_every=10)
     """`batch_size` counts (state, multiplier) groups; every state meets every multiplier."""
     rollout: Literal["auto", "exact", "shared", "per_multiplier"] = "auto"
     """Where a group's candidates come from (docs/decisions.md 3): "exact" takes every allowed amount, weighted by its
@@ -219,7 +219,7 @@ class ScpoConfig:
     updates_per_rollout: int = 2
     clip_low: float = 0.2
     clip_high: float = 0.28
-    kl_weight_start: float = 0.3
+    kl_weight_start: float = 0.1
     """Weight of the KL at the beginning; it falls to `kl_weight` over the first half."""
     kl_weight: float = 0.01
     kl: Literal["exact", "k3"] = "exact"

@@ -112,20 +112,6 @@ def test_a_drawn_clock_moves_the_whole_window(data: Data) -> None:
     torch.testing.assert_close(steps, torch.ones_like(steps), rtol=0, atol=1e-3)
 
 
-def test_varied_windows_stay_windows(data: Data) -> None:
-    windows = data.windows(data.splits.training, 6)
-    plain = StateSampler(windows, clock=None, horizon=None).draw(300, torch.Generator().manual_seed(4))
-    varied = StateSampler(windows, clock=None, horizon=None, varied=0.5).draw(300, torch.Generator().manual_seed(4))
-    varied.validate()
-    rows = torch.arange(300)
-    # The present never changes, whatever came before it.
-    assert torch.equal(varied.numeric[rows, varied.lengths - 1], plain.numeric[rows, plain.lengths - 1])
-    assert (varied.incentives[rows, varied.lengths - 1] == 0).all()
-    assert (varied.lengths != plain.lengths).float().mean() > 0.2
-    padding = torch.arange(6) >= varied.lengths[:, None]
-    assert (varied.numeric[padding] == 0).all() and (varied.outcomes[padding] == 0).all()
-
-
 def test_states_where_most_is_lost_are_drawn_first(policy: Policy, data: Data) -> None:
     stage = make(policy, data, rollout="exact", pool=8)
     generator = torch.Generator().manual_seed(0)
