@@ -184,8 +184,8 @@ class RewardConfig:
     """Width of the P-Score."""
     value_dimension: int = 64
     """Width of the value networks."""
-    pscore: LoopConfig = LoopConfig(steps=1500, batch_size=1024, learning_rate=4e-3)
-    value: LoopConfig = LoopConfig(steps=2500, batch_size=1024, learning_rate=2e-3, warmup_steps=100)
+    pscore: LoopConfig = LoopConfig(steps=1200, batch_size=1024, learning_rate=4e-3)
+    value: LoopConfig = LoopConfig(steps=2000, batch_size=1024, learning_rate=2e-3, warmup_steps=100)
     ensemble: int = 2
     """Value networks trained side by side on the same log, each checking its neighbour's choice; the mean is used."""
     target_rate: float = 0.01
@@ -243,12 +243,12 @@ class ConstraintConfig:
     """Candidate multipliers and calibration (the paper's appendix on lambda, Algorithm 2)."""
 
     step: float = 0.5
-    fine_step: float = 0.02
+    fine_step: float = 0.03
     """Distance of the multipliers among which calibration searches."""
     roi: Literal["average", "incremental"] = "average"
     confidence: float | None = 0.95
     """Confidence that new traffic meets the target too; None takes the estimate itself."""
-    users: int = 1000
+    users: int = 800
     """Simulated users of one calibration rollout."""
 
 

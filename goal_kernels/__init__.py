@@ -8,11 +8,12 @@ from goal_kernels.dilated_conv import causal_conv_block, causal_conv_stack, dila
 from goal_kernels.group_advantage import group_advantage
 from goal_kernels.routed_experts import Routing, route_topk, routed_experts
 from goal_kernels.scpo_loss import ScpoLoss, scpo_loss
-from goal_kernels.vocabulary import build_vocabulary, decode, encode
+from goal_kernels.vocabulary import VocabularyAccumulator, build_vocabulary, decode, encode
 
 __all__ = [
     "Routing",
     "ScpoLoss",
+    "VocabularyAccumulator",
     "backend_for",
     "build_vocabulary",
     "causal_conv_block",

@@ -59,9 +59,8 @@ def with_gradients(function: Callable[..., Tensor], arguments: list[Tensor], ups
     ],
 )
 def test_experts(tokens: int, channels: int, hidden: int, experts: int, k: int, dtype: torch.dtype) -> None:
-    arguments = experts_arguments(
-        tokens, channels, hidden, experts, dtype, groups=max(tokens // 8, 1) if tokens % 8 == 0 else 1
-    )
+    groups = tokens // 8 if tokens % 8 == 0 else 1
+    arguments = experts_arguments(tokens, channels, hidden, experts, dtype, groups)
     exact = [argument.detach().double().requires_grad_() for argument in arguments]
     upstream = torch.randn(tokens, channels, device="cuda").to(dtype)
     ours = with_gradients(lambda *tensors: routed_experts(*tensors, k=k)[0], arguments, upstream)
