@@ -44,7 +44,7 @@ class VocabularyConfig:
 class NetworkConfig:
     """What a user chooses of the policy network and of the rules its amounts obey."""
 
-    window: int = 8
+    window: int = 4
     """Events in a window, the pending one included."""
     dimension: int = 64
     heads: int = 2
@@ -328,6 +328,7 @@ def effort(level: Literal["default", "thorough"], *, simulated: bool = True) -> 
     return replace(
         config,
         effort="thorough",
+        network=replace(config.network, window=16),
         pretraining=PretrainingConfig(loop=longer(config.pretraining.loop, 3)),
         reward=replace(
             reward, ensemble=3, value_dimension=96, pscore=longer(reward.pscore, 4), value=longer(reward.value, 4)
