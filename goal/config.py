@@ -185,7 +185,7 @@ class RewardConfig:
     value_dimension: int = 64
     """Width of the value networks."""
     pscore: LoopConfig = LoopConfig(steps=1200, batch_size=1024, learning_rate=4e-3)
-    value: LoopConfig = LoopConfig(steps=2000, batch_size=1024, learning_rate=2e-3, warmup_steps=100)
+    value: LoopConfig = LoopConfig(steps=2500, batch_size=1024, learning_rate=2e-3, warmup_steps=100)
     ensemble: int = 2
     """Value networks trained side by side on the same log, each checking its neighbour's choice; the mean is used."""
     target_rate: float = 0.01
@@ -204,7 +204,7 @@ class RewardConfig:
 class ScpoConfig:
     """Safe constrained policy optimisation, Algorithm 3."""
 
-    loop: LoopConfig = LoopConfig(steps=250, batch_size=480, learning_rate=3e-3, log_every=10)
+    loop: LoopConfig = LoopConfig(steps=350, batch_size=480, learning_rate=3e-3, log_every=10)
     """`batch_size` counts (state, multiplier) groups; every state meets every multiplier."""
     rollout: Literal["auto", "exact", "shared", "per_multiplier"] = "auto"
     """Where a group's candidates come from (docs/decisions.md 3): "exact" takes every allowed amount, weighted by its

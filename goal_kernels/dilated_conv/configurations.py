@@ -88,23 +88,30 @@ def block_tile(channels: int, dtype: torch.dtype, *, interpreted: bool, narrow: 
 
 
 def conv_tile(channels_in: int, channels_out: int, dtype: torch.dtype, *, interpreted: bool) -> Tile:
-    """Plain convolution, forward and towards the input: columns may take several tiles."""
+    """Plain convolution, forward and towards the input: columns may take several tiles.
+
+    Channels that do not fill their tiles need masks, which take registers: such tiles have half the rows.
+    """
     if interpreted:
         return INTERPRETED
     table = CONV_32 if dtype == torch.float32 else CONV_16
     width = power_of_two(channels_out)
     tile = table[64 if width <= 64 else 128]
     depth = min(tile.depth, power_of_two(channels_in))
-    return Tile(tile.rows, min(tile.columns, width), depth, tile.warps, tile.stages, tile.registers)
+    rows = tile.rows if channels_in % depth == 0 and channels_out % tile.columns == 0 else tile.rows // 2
+    return Tile(rows, min(tile.columns, width), depth, tile.warps, tile.stages, tile.registers)
 
 
 def weight_tile(channels_in: int, channels_out: int, dtype: torch.dtype, *, interpreted: bool) -> Tile:
-    """Weight gradient: rows and columns are input and output channels, depth is rows of the batch."""
+    """Weight gradient: rows and columns are input and output channels, depth is rows of the batch.
+
+    Channels that do not fill large tiles get small ones, for the masks' registers.
+    """
     if interpreted:
         return INTERPRETED
     table = WEIGHT_32 if dtype == torch.float32 else WEIGHT_16
     widths = power_of_two(channels_in), power_of_two(channels_out)
-    tile = table[64 if min(widths) <= 64 else 128]
+    tile = table[128 if channels_in % 128 == 0 and channels_out % 128 == 0 else 64]
     return Tile(
         min(tile.rows, widths[0]), min(tile.columns, widths[1]), tile.depth, tile.warps, tile.stages, tile.registers
     )
