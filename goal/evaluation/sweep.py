@@ -126,7 +126,7 @@ def behaviour_points(parameters: Parameters, *, users: int, seed: int) -> list[d
 
 
 def constant_points(parameters: Parameters, *, users: int, seed: int) -> list[dict[str, float]]:
-    """Revenue and cost per interaction of paying one amount always, `{"amount", "rev", "cost"}` each, never paying first.
+    """Revenue and cost per interaction of paying one amount always, `{"amount", "rev", "cost"}` each, from 0 up.
 
     Args:
         parameters: The environment; of more than 12 levels every so many are taken, the largest included.

@@ -91,8 +91,8 @@ class Scpo:
         """Draw states, those where the policy still loses most first (exact rollout only).
 
         The log's behaviour rarely meets the states that a good policy lives in, and a policy that is right in the
-        common ones can be wrong in those for long. From `pool` times as many states, half of the chance goes by the expected
-        loss against the best amount, each multiplier's relative to its mean, and half is uniform.
+        common ones can be wrong in those for long. From `pool` times as many states, half of the chance goes by the
+        expected loss against the best amount, each multiplier's relative to its mean, and half is uniform.
         """
         if self.source != "exact" or self.config.pool == 1:
             return self.states.draw(count, generator)
