@@ -305,7 +305,8 @@ def effort(level: Literal["default", "thorough"], *, simulated: bool = True) -> 
     Args:
         level: of effort.
         simulated: whether the log comes from the simulator. A real one has more to remember (a longer window, a longer
-            pretraining) and amounts of many tokens, whose groups are smaller.
+            pretraining), amounts of many tokens, whose groups are smaller, and an immediate horizon: what an amount does
+            to later visits is not to be learned from a log whose amounts nobody randomised.
     """
     config = RunConfig()
     if not simulated:
@@ -313,6 +314,7 @@ def effort(level: Literal["default", "thorough"], *, simulated: bool = True) -> 
             network=NetworkConfig(window=16),
             pretraining=PretrainingConfig(loop=LoopConfig(steps=1200, batch_size=128, learning_rate=3e-3)),
             reward=RewardConfig(
+                horizon="immediate",
                 pscore=LoopConfig(steps=800, batch_size=1024, learning_rate=3e-3),
                 value=LoopConfig(steps=1200, batch_size=1024, learning_rate=2e-3, warmup_steps=100),
             ),

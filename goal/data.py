@@ -73,13 +73,13 @@ class Data:
     def grid(self, size: int) -> np.ndarray:
         """Amounts at which values are compared, ascending from 0.
 
-        Every allowed amount where they are listed; else ``size`` quantiles of the training amounts, the largest
-        included.
+        Every allowed amount where they are listed; else 0 and ``size`` - 1 quantiles of the positive training amounts up
+        to the 99th percentile: a single huge amount says little about what paying it brings.
         """
         if self.allowed_amounts is not None:
             return np.array(self.allowed_amounts)
         amounts = self.log.incentives[self.splits.training]
-        quantiles = np.quantile(amounts[amounts > 0], np.linspace(0, 1, size - 1), method="inverted_cdf")
+        quantiles = np.quantile(amounts[amounts > 0], np.linspace(0, 0.99, size - 1), method="inverted_cdf")
         return np.unique(np.r_[0.0, quantiles])
 
     def windows(self, rows: np.ndarray, length: int) -> Windows:
