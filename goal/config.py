@@ -305,8 +305,8 @@ def effort(level: Literal["default", "thorough"], *, simulated: bool = True) -> 
     Args:
         level: of effort.
         simulated: whether the log comes from the simulator. A real one has more to remember (a longer window, a longer
-            pretraining), amounts of many tokens, whose groups are smaller, and an immediate horizon: what an amount does
-            to later visits is not to be learned from a log whose amounts nobody randomised.
+            pretraining), amounts of many tokens, whose groups are smaller, and an immediate horizon: what an amount
+            does to later visits is not to be learned from a log whose amounts nobody randomised.
     """
     config = RunConfig()
     if not simulated:

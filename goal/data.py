@@ -73,8 +73,8 @@ class Data:
     def grid(self, size: int) -> np.ndarray:
         """Amounts at which values are compared, ascending from 0.
 
-        Every allowed amount where they are listed; else 0 and ``size`` - 1 quantiles of the positive training amounts up
-        to the 99th percentile: a single huge amount says little about what paying it brings.
+        Every allowed amount where they are listed; else 0 and ``size`` - 1 quantiles of the positive training amounts
+        up to the 99th percentile: a single huge amount says little about what paying it brings.
         """
         if self.allowed_amounts is not None:
             return np.array(self.allowed_amounts)
