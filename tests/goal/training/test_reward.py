@@ -88,7 +88,7 @@ def test_value_of_a_world_without_fatigue_is_the_myopic_optimum_times_what_is_le
     reward = RewardModel(pscore, values, grid=torch.arange(11.0), multipliers=multipliers, discount=0.9, cost_rate=1.0,
                          clock=data.clock)  # fmt: skip
     config = RewardConfig(
-        discount=0.9, target_rate=0.05, value=LoopConfig(steps=900, batch_size=256, learning_rate=5e-3)
+        discount=0.9, target_rate=0.05, value=LoopConfig(steps=1500, batch_size=512, learning_rate=5e-3)
     )
     stage = ValueStage(reward, data.log, data.splits.training, config, horizon=100)
     Loop(config.value).run(stage)
