@@ -1,6 +1,6 @@
 """Ahead-of-time builds of the expert, advantage and loss kernels: no GPU, the launches of real shapes.
 
-Ordinarily the two measured shapes for sm_90; with `GOAL_ALL_BUILDS=1` also for sm_80 and sm_100, and every other tile that
+Ordinarily the two measured shapes for sm_90; with `GOAL_ALL_BUILDS=1` for sm_80 and sm_100 too, and every tile that
 `_plan.py` and the launches choose, for sm_90. Triton keeps what it built, so that only the first run takes minutes.
 """
 
@@ -91,7 +91,7 @@ def group_advantage(candidates: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("tokens, channels, hidden, experts", [(4096, 128, 512, 4), (32768, 256, 1024, 8)])
 def test_experts(compile_launches, no_synchronisation, tokens, channels, hidden, experts):
     def launch() -> None:
-        # The backward pass of the dense layout runs the kernels of the sorted one: with GOAL_ALL_BUILDS=1 both are built
+        # The backward pass of the dense layout runs the kernels of the sorted one: all builds means both
         with torch.set_grad_enabled(ALL_BUILDS or tokens > 4096):
             routed_experts(tokens, channels, hidden, experts, torch.bfloat16)
 
@@ -111,7 +111,7 @@ def test_group_advantage(compile_launches, no_synchronisation):
         kernel.check()
 
 
-every_tile = pytest.mark.skipif(not ALL_BUILDS, reason="builds of every other tile take minutes: GOAL_ALL_BUILDS=1 runs them")
+every_tile = pytest.mark.skipif(not ALL_BUILDS, reason="takes minutes: GOAL_ALL_BUILDS=1 runs it")
 
 
 @every_tile
