@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from goal.config import RunConfig, effort
-from goal.errors import GoalError
+from goal.errors import ConfigurationError, GoalError
 
 DEFAULT_FOLDER = Path("runs")
 
@@ -34,7 +34,16 @@ class RunCommand:
 
 @dataclass(frozen=True)
 class VocabularyCommand(RunCommand):
-    """Start a run: read the log and build its vocabulary of incentive tokens (Algorithm 1)."""
+    """Start a run: read the log and build its vocabulary of incentive tokens (Algorithm 1).
+
+    With --amounts and --column no run is started: the vocabulary of one column of Parquet files of any size is built a
+    row group at a time, and vocabulary.json is written into --out.
+    """
+
+    amounts: Path | None = None
+    """Parquet file, or folder of them, to build a vocabulary from without starting a run."""
+    column: str | None = None
+    """Column that holds the amounts."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +156,9 @@ def _execute(command: Any) -> None:
         log.schema.save(schema)
         print(f"{log.events} events of {log.users} users in {command.out}, schema in {schema}")
         return
+    if isinstance(command, VocabularyCommand) and (command.amounts is not None or command.column is not None):
+        _build_vocabulary(command)
+        return
     from goal.pipeline import Run
 
     show: dict[str, Any] = {"progress": sys.stderr.isatty(), "announce": lambda text: print(text, file=sys.stderr)}
@@ -167,6 +179,18 @@ def _execute(command: Any) -> None:
     run.run_stage(
         STAGE_OF[type(command)], again=isinstance(command, (CalibrateCommand, EvaluateCommand, ReportCommand))
     )
+
+
+def _build_vocabulary(command: VocabularyCommand) -> None:
+    from goal.tokenizer import IncentiveTokenizer
+
+    if command.amounts is None or command.column is None or command.config.log is not None:
+        raise ConfigurationError("--amounts FILE and --column NAME belong together, and exclude --log and --schema")
+    settings = command.config.vocabulary
+    tokenizer = IncentiveTokenizer.fit_parquet(command.amounts, command.column, **dataclasses.asdict(settings))
+    folder = command.out or DEFAULT_FOLDER / command.amounts.stem
+    tokenizer.save(folder)
+    print(f"{tokenizer.statistics} (in {folder})")
 
 
 def _print_summary(summary: dict[str, Any], folder: Path) -> None:

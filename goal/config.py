@@ -44,8 +44,9 @@ class VocabularyConfig:
 class NetworkConfig:
     """What a user chooses of the policy network and of the rules its amounts obey."""
 
-    window: int = 4
-    """Events in a window, the pending one included."""
+    window: int = 16
+    """Events in a window, the pending one included. The policy is left with the pending one alone where the log gives
+    no evidence that the past says more than the features do (`RewardConfig.history`)."""
     dimension: int = 64
     heads: int = 2
     convolution: bool = True
@@ -177,12 +178,15 @@ class RewardConfig:
 
     horizon: Literal["immediate", "long"] = "long"
     """"immediate" is the paper's reading: no to-go terms."""
+    history: Literal["auto", "always"] = "auto"
+    """"auto" leaves the past out of P-Score, value and policy where it does not help on kept-back stretches of the log
+    to predict what a payment brings; "always" uses it."""
     discount: float = 0.98
     fusion_weight: float = 0.0
     """Weight of the fused objectives (P-Score) in R beside the money terms."""
     dimension: int = 64
     """Width of the P-Score."""
-    value_dimension: int = 64
+    value_dimension: int = 128
     """Width of the value networks."""
     pscore: LoopConfig = LoopConfig(steps=1200, batch_size=1024, learning_rate=4e-3)
     value: LoopConfig = LoopConfig(steps=2500, batch_size=1024, learning_rate=2e-3, warmup_steps=100)
@@ -195,6 +199,7 @@ class RewardConfig:
 
     def __post_init__(self) -> None:
         _require(self.horizon in ("immediate", "long"), "horizon", self.horizon, "'immediate' or 'long'")
+        _require(self.history in ("auto", "always"), "history", self.history, "'auto' or 'always'")
         _require(0 <= self.discount < 1, "discount", self.discount, "in [0, 1)")
         _require(self.ensemble >= 1, "ensemble", self.ensemble, "at least 1")
         _require(self.grid_size >= 2, "grid_size", self.grid_size, "at least 2")
@@ -212,14 +217,14 @@ class ScpoConfig:
     each. "auto" is exact where amounts are listed, else per_multiplier."""
     group_size: int = 16
     """m, the candidates of one (state, multiplier)."""
-    pool: int = 4
+    pool: int = 8
     """The exact rollout draws from this many times as many states those where most is still lost."""
     exploration: float = 0.05
     """Probability added, over all amounts, to those better than the policy's mean, in the exact rollout."""
     updates_per_rollout: int = 2
     clip_low: float = 0.2
     clip_high: float = 0.28
-    kl_weight_start: float = 0.1
+    kl_weight_start: float = 0.3
     """Weight of the KL at the beginning; it falls to `kl_weight` over the first half."""
     kl_weight: float = 0.01
     kl: Literal["exact", "k3"] = "exact"
@@ -232,7 +237,8 @@ class ScpoConfig:
 
     def __post_init__(self) -> None:
         _require(self.group_size >= 2, "group_size", self.group_size, "at least 2")
-        _require(self.updates_per_rollout >= 1, "updates_per_rollout", self.updates_per_rollout, "at least 1")
+        for name in ("pool", "updates_per_rollout"):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         _require(self.kl_weight >= 0, "kl_weight", self.kl_weight, "at least 0")
         for name in ("clip_low", "clip_high"):
             _require(0 < getattr(self, name) < 1, name, getattr(self, name), "in (0, 1)")
@@ -304,14 +310,13 @@ def effort(level: Literal["default", "thorough"], *, simulated: bool = True) -> 
 
     Args:
         level: of effort.
-        simulated: whether the log comes from the simulator. A real one has more to remember (a longer window, a longer
-            pretraining), amounts of many tokens, whose groups are smaller, and an immediate horizon: what an amount
-            does to later visits is not to be learned from a log whose amounts nobody randomised.
+        simulated: whether the log comes from the simulator. A real one takes longer to imitate, has amounts of many
+            tokens, whose groups are smaller, and an immediate horizon: what an amount does to later visits is not to be
+            learned from a log whose amounts nobody randomised.
     """
     config = RunConfig()
     if not simulated:
         config = RunConfig(
-            network=NetworkConfig(window=16),
             pretraining=PretrainingConfig(loop=LoopConfig(steps=1200, batch_size=128, learning_rate=3e-3)),
             reward=RewardConfig(
                 horizon="immediate",
@@ -330,11 +335,8 @@ def effort(level: Literal["default", "thorough"], *, simulated: bool = True) -> 
     return replace(
         config,
         effort="thorough",
-        network=replace(config.network, window=16),
         pretraining=PretrainingConfig(loop=longer(config.pretraining.loop, 3)),
-        reward=replace(
-            reward, ensemble=3, value_dimension=96, pscore=longer(reward.pscore, 4), value=longer(reward.value, 4)
-        ),
+        reward=replace(reward, ensemble=3, pscore=longer(reward.pscore, 4), value=longer(reward.value, 4)),
         scpo=replace(scpo, loop=longer(scpo.loop, 6)),
     )
 

@@ -8,7 +8,9 @@ a run that is started again with the same folder ends with the same result.
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import time
 from collections.abc import Callable
 from functools import cached_property
@@ -180,17 +182,7 @@ class Run:
     def vocabulary(self) -> None:
         """Algorithm 1 on the training amounts."""
         amounts = self.data.log.incentives[self.data.splits.training]
-        settings = self.config.vocabulary
-        tokenizer = IncentiveTokenizer.fit(
-            amounts,
-            q_start=settings.q_start,
-            q_end=settings.q_end,
-            decay=settings.decay,
-            relative_error=settings.relative_error,
-            min_unit=settings.min_unit,
-            max_tokens=settings.max_tokens,
-            max_length=settings.max_length,
-        )
+        tokenizer = IncentiveTokenizer.fit(amounts, **to_dict(self.config.vocabulary))
         tokenizer.save(self.folder)
 
     def pretraining(self) -> None:
@@ -208,7 +200,15 @@ class Run:
         data, config = self.data, self.config.reward
         rows = data.splits.training
         reward = self.build_reward((0.0,))
-        self._loop(config.pscore, 2).run(PScoreStage(reward.pscore, data.log, rows, config))
+        stage = PScoreStage(reward.pscore, data.log, rows, config)
+        self._loop(config.pscore, 2).run(stage)
+        evidence = stage.finish()
+        if config.history == "always":
+            reward.pscore.state.uses_history.fill_(True)
+        self.announce(
+            f"  the past of a decision is {'used' if reward.pscore.state.uses_history else 'left out'}: it lowers the "
+            f"held-out loss by {evidence:.1f} standard errors"
+        )
         weights = reward.pscore.state_dict()
         multipliers = self._candidates(reward)
         reward = self.build_reward(multipliers)
@@ -223,7 +223,12 @@ class Run:
             {name: value.cpu().contiguous() for name, value in reward.state_dict().items()},
             folder / "model.safetensors",
         )
-        write_atomically(folder / "config.json", json.dumps({"multipliers": multipliers}).encode())
+        found = {
+            "multipliers": multipliers,
+            "uses_history": bool(reward.pscore.state.uses_history),
+            "evidence_for_history": evidence if math.isfinite(evidence) else None,
+        }
+        write_atomically(folder / "config.json", json.dumps(found).encode())
 
     @torch.no_grad()
     def _candidates(self, reward: RewardModel) -> tuple[float, ...]:
@@ -246,7 +251,9 @@ class Run:
     def scpo(self) -> None:
         """Policy optimisation under the reward model."""
         policy = self.policy("pretrained")
-        windows = self.data.windows(self.data.splits.training, self.policy_config.window)
+        if not self.reward.pscore.state.uses_history:
+            policy.config = dataclasses.replace(policy.config, window=1)
+        windows = self.data.windows(self.data.splits.training, policy.config.window)
         states = StateSampler(windows, clock=self.data.clock, horizon=self.data.schema.horizon, device=self.device)
         stage = Scpo(policy, self.reward, states, self.config.scpo)
         self._loop(self.config.scpo.loop, 4).run(stage)

@@ -283,7 +283,7 @@ def write_report(run: Run) -> None:
             "currency": schema.currency,
             "incentive_unit": schema.incentive_unit,
         },
-        "settings": to_dict(run.config),
+        "settings": {**to_dict(run.config), "found_on_the_log": run.read("reward/config.json")},
         "calibration": run.read("calibration.json"),
         "metrics": run.metrics.read(),
         "tokenizer": {

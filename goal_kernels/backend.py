@@ -9,7 +9,7 @@ per tensor, so that CPU and CUDA tensors can be used side by side:
   tensors: the real kernels run in Triton's interpreter, slowly, for tests.
 
 A path that was asked for and cannot run is never an error: eager runs instead and the logger ``goal_kernels`` says so
-once, at level WARNING; the ordinary choice is said once at level INFO.
+once, at level WARNING, also where one op's kernels do not take a tensor; the ordinary choice is said once at level INFO.
 """
 
 from __future__ import annotations
@@ -122,11 +122,22 @@ def _interpreting() -> bool:
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
 
 
+def fall_back(op: str, limits: str) -> None:
+    """Say once that an op runs in eager for tensors that its kernels do not take.
+
+    Args:
+        op: name of the op.
+        limits: what the kernels take.
+    """
+    _say(f"{op}: eager runs for a tensor that its Triton kernels do not take ({limits})", logging.WARNING)
+
+
 def _announce(device: str, backend: str, reason: str, fallback: bool) -> None:
+    _say(f"{device} tensors: {backend} ({reason})", logging.WARNING if fallback else logging.INFO)
+
+
+def _say(line: str, level: int) -> None:
     # Logging would break a graph that torch.compile is tracing; the line then comes with the first eager call.
-    if torch.compiler.is_compiling():
-        return
-    line = f"{device} tensors: {backend} ({reason})"
-    if line not in _announced:
+    if not torch.compiler.is_compiling() and line not in _announced:
         _announced.add(line)
-        logger.log(logging.WARNING if fallback else logging.INFO, "%s", line)
+        logger.log(level, "%s", line)

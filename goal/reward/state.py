@@ -37,21 +37,33 @@ class DecisionState(nn.Module):
         self.empty = nn.Parameter(torch.zeros(config.dimension))
         self.output = nn.Linear(2 * config.dimension, config.dimension)
         self.clock = clock
+        self.register_buffer("uses_history", torch.tensor(True))
         self.size = config.dimension + config.numeric_features
         """Width of a state."""
         self.context = 1 + (config.kernel_size - 1) * sum(config.dilations) if config.convolution else 1
         """Past events that reach a state."""
 
-    def forward(self, history: History) -> torch.Tensor:
-        """States `(B, L, size)`: position t holds the state of event t as if it were pending."""
+    uses_history: torch.Tensor
+    """False once the log has shown that past events tell nothing beyond the features; see `PScoreStage.finish`."""
+
+    def forward(self, history: History, *, forget: torch.Tensor | None = None) -> torch.Tensor:
+        """States `(B, L, size)`: position t holds the state of event t as if it were pending.
+
+        Args:
+            history: B windows.
+            forget: `(B,)` bool, windows whose events are encoded without what happened before them; None: none.
+        """
         numeric = history.numeric
         if self.clock is not None:
             numeric = numeric.clone()
             numeric[..., self.clock] = torch.nan
         features = self.embedding.state(numeric, history.categorical)
-        past = features + self.embedding.past(history.incentives, history.outcomes)
-        summary = self.causal(past)
-        before = torch.cat([self.empty.expand(len(history), 1, -1), summary[:, :-1]], dim=1)
+        before = self.empty.expand_as(features)
+        if self.uses_history:
+            past = features + self.embedding.past(history.incentives, history.outcomes)
+            before = torch.cat([before[:, :1], self.causal(past)[:, :-1]], dim=1)
+            if forget is not None:
+                before = torch.where(forget[:, None, None], self.empty, before)
         mixed = silu(self.output(torch.cat([before, features], dim=-1)))
         return torch.cat([mixed, self.embedding.state.scaled(numeric)], dim=-1)
 

@@ -20,6 +20,9 @@ from goal.reward.pscore import AmountTower
 class LongHorizonValue(nn.Module):
     """Discounted sums from the next event on, for every multiplier of the candidate set at once.
 
+    What a state is worth is far larger than what an amount changes about it, so each has a network of its own and the
+    second starts at zero (after Wang et al., "Dueling network architectures", 2016).
+
     Args:
         state_size: width of a decision's state.
         scaling: measured on the training rows.
@@ -36,7 +39,13 @@ class LongHorizonValue(nn.Module):
     ) -> None:
         super().__init__()
         self.clock = clock
+        self.state = nn.Sequential(
+            nn.Linear(state_size + clock, hidden), nn.SiLU(),
+            nn.Linear(hidden, hidden), nn.SiLU(),
+            nn.Linear(hidden, len(multipliers)),
+        )  # fmt: skip
         self.tower = AmountTower(state_size + clock, AmountFeatures(scaling), hidden, len(multipliers))
+        nn.init.zeros_(self.tower.output.weight)
         self.cost = nn.Linear(hidden, len(multipliers))
         self.register_buffer("scale", torch.ones(len(multipliers)))
         self.register_buffer("cost_scale", torch.ones(()))
@@ -56,4 +65,5 @@ class LongHorizonValue(nn.Module):
             states = torch.cat([states, (2 * clock - 1)[:, None]], dim=-1)
         representation = self.tower.representation(states, amounts)
         # Cost-to-go jumps where utility is smooth; it reads the tower without pulling at it.
-        return self.tower.output(representation), self.cost(representation.detach())
+        utility = self.state(states)[..., None, :] + self.tower.output(representation)
+        return utility, self.cost(representation.detach())

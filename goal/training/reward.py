@@ -8,6 +8,7 @@ Shapes: B decisions, G amounts of the grid, n multipliers.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator
 from typing import cast
 
@@ -22,6 +23,12 @@ from goal.reward.pscore import COST, REVENUE
 
 SEGMENT = 64
 """Decisions learned from in one stretch of a user's log."""
+HELD_OUT = 20
+"""One stretch in this many is kept back, to tell whether the past helps to predict."""
+FORGETTING = 0.5
+"""Share of stretches that the P-Score learns from without their past."""
+EVIDENCE = 2.0
+"""Standard errors by which the past must lower the held-out loss to be used."""
 
 
 class Segments:
@@ -67,7 +74,11 @@ def labels_of(log: InteractionLog, rows: torch.Tensor, pscore: PScore) -> dict[s
 
 
 class PScoreStage:
-    """Fits the P-Score to the training rows."""
+    """Fits the P-Score to the training rows, with and without the past of each decision.
+
+    A policy brings about pasts that no logged behaviour shows, and a network that reads them extrapolates. So the past
+    is used only if it lowers the loss on stretches that were kept back; see `finish`.
+    """
 
     name = "pscore"
 
@@ -75,10 +86,11 @@ class PScoreStage:
         self.module = pscore.train()
         self.pscore = pscore
         self.log = log
-        self.config = config
         self.segments = Segments(log, rows, context=pscore.state.context)
-        per_segment = len(rows) / len(self.segments)
-        self.segments_per_batch = max(1, round(config.pscore.batch_size / per_segment))
+        indices = torch.arange(len(self.segments))
+        is_held_out = indices % HELD_OUT == HELD_OUT - 1
+        self.learned, self.held_out = indices[~is_held_out], indices[is_held_out]
+        self.per_batch = max(1, round(config.pscore.batch_size * len(self.segments) / len(rows)))
 
     def after_step(self) -> None:
         """Nothing follows a step."""
@@ -87,14 +99,37 @@ class PScoreStage:
         self, generator: torch.Generator, progress: float
     ) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
         """One batch of segments, one loss."""
+        indices = self.learned[torch.randint(len(self.learned), (self.per_batch,), generator=generator)]
+        losses = self._losses(indices, torch.rand(len(indices), generator=generator) < FORGETTING)
+        yield self.pscore.weigh(losses), {f"loss_{name}": value.detach() for name, value in losses.items()}
+
+    def _losses(self, indices: torch.Tensor, forget: torch.Tensor) -> dict[str, torch.Tensor]:
         device = self.pscore.scales.device
-        indices = torch.randint(len(self.segments), (self.segments_per_batch,), generator=generator)
         positions, rows, history = self.segments.batch(indices)
-        states = self.pscore.state(history.to(device)).flatten(0, 1)[positions.to(device)]
+        states = self.pscore.state(history.to(device), forget=forget.to(device)).flatten(0, 1)[positions.to(device)]
         amounts = torch.from_numpy(self.log.incentives[rows.numpy()]).to(device, torch.float32)
         labels = {name: label.to(device) for name, label in labels_of(self.log, rows, self.pscore).items()}
-        losses = self.pscore.losses(states, amounts, labels)
-        yield self.pscore.weigh(losses), {f"loss_{name}": value.detach() for name, value in losses.items()}
+        return self.pscore.losses(states, amounts, labels)
+
+    @torch.no_grad()
+    def finish(self) -> float:
+        """Leave the past out unless the kept-back stretches speak for it.
+
+        Returns:
+            How many standard errors the past lowers their loss by; NaN where fewer than two were kept back.
+        """
+        gains = []
+        for indices in self.held_out.split(self.per_batch):
+            with_past, without = (
+                self.pscore.weigh(self._losses(indices, torch.full(indices.shape, forget))) for forget in (False, True)
+            )
+            gains.append(without - with_past)
+        if len(gains) < 2:
+            return math.nan
+        gain = torch.stack(gains)
+        evidence = float(gain.mean() / (gain.std() / len(gain) ** 0.5).clamp(min=1e-12))
+        self.pscore.state.uses_history.fill_(evidence > EVIDENCE)
+        return evidence
 
 
 @torch.no_grad()
@@ -112,6 +147,29 @@ def encode_states(pscore: PScore, log: InteractionLog, rows: np.ndarray) -> torc
     return states
 
 
+def balance(log: InteractionLog, rows: np.ndarray, *, leave_out: int | None = None, cells: int = 20) -> np.ndarray:
+    """Weights `(len(rows),)` for drawing decisions: one over the root of how many are alike, float64.
+
+    Alike are those in one cell of numeric features and amount, each cut into ``cells`` equal parts of its range. A
+    policy may live where the logged behaviour seldom goes; half-way between the log's own frequencies and a uniform
+    cover, both are learned. With many features nearly every decision is alone, and all weigh the same.
+
+    Args:
+        log: the log.
+        rows: the decisions.
+        leave_out: numeric feature that plays no part.
+        cells: parts of each range.
+    """
+    columns = [log.numeric[rows, k] for k in range(log.numeric.shape[1]) if k != leave_out]
+    alike = np.zeros(len(rows), dtype=np.int64)
+    for column in (*columns, log.incentives[rows]):
+        low, high = np.nanquantile(column, [0.001, 0.999]) if np.isfinite(column).any() else (0.0, 0.0)
+        place = (column - low) / max(high - low, 1e-12) * cells
+        part = np.where(np.isnan(place), cells, np.clip(np.nan_to_num(place), 0, cells - 1)).astype(np.int64)
+        alike = np.unique(alike * (cells + 1) + part, return_inverse=True)[1]
+    return np.bincount(alike)[alike] ** -0.5
+
+
 class ValueStage:
     """Fitted Q iteration over every multiplier at once.
 
@@ -122,7 +180,8 @@ class ValueStage:
 
     With a clock, each decision is moved to a random step of the episode and the last step ends it: dynamics do not
     depend on the clock (see `DecisionState`), so a state that the log meets only early also teaches what it is worth
-    late. Without a horizon the log's last event of a user has no successor and is left out: the sum bootstraps.
+    late. Rare decisions are drawn more often than they occur (see `balance`). Without a horizon the log's last event of
+    a user has no successor and is left out: the sum bootstraps.
 
     Args:
         reward: holds the frozen P-Score and the value networks to train.
@@ -147,6 +206,7 @@ class ValueStage:
         states = encode_states(reward.pscore, log, rows)
         self.states = states[keep]
         self.amounts = torch.from_numpy(log.incentives[rows[keep]]).to(torch.float32)
+        self.cumulative = torch.from_numpy(balance(log, rows[keep], leave_out=reward.clock)).cumsum(0)
         self.next_states = states[successors[keep]]
         self._set_scales()
         targets = copy.deepcopy(reward.values).requires_grad_(False)
@@ -182,7 +242,8 @@ class ValueStage:
         """One batch for all value networks, one loss."""
         size, reward = self.config.value.batch_size, self.reward
         device = reward.grid.device
-        indices = torch.randint(len(self.states), (size,), generator=generator)
+        place = torch.rand(size, generator=generator, dtype=torch.float64) * self.cumulative[-1]
+        indices = torch.searchsorted(self.cumulative, place).clamp(max=len(self.states) - 1)
         clock = next_clock = None
         going_on = torch.ones(size)
         if reward.clock is not None and self.horizon is not None:
@@ -223,7 +284,7 @@ class ValueStage:
         targets = []
         for place, utility in enumerate(utilities):
             other = (place + 1) % len(utilities)
-            at = utility.argmax(dim=1, keepdim=True)
+            at = utility.max(dim=1, keepdim=True).indices
             best, spent = utilities[other].gather(1, at)[:, 0], costs[other].gather(1, at)[:, 0]
             targets.append((best * going_on[:, None], spent * going_on[:, None]))
         return targets

@@ -22,7 +22,7 @@ from goal_kernels._checks import (
     check_tensor,
 )
 from goal_kernels._precision import autocast
-from goal_kernels.backend import backend_for
+from goal_kernels.backend import backend_for, fall_back
 from goal_kernels.dilated_conv import eager
 
 __all__ = ["causal_conv_block", "causal_conv_stack", "dilated_causal_conv"]
@@ -149,8 +149,13 @@ def causal_conv_stack(
 
 
 def _use_triton(x: Tensor) -> bool:
-    # The kernels accumulate in fp32, so fp64 inputs run in eager whatever the backend.
-    return x.dtype != torch.float64 and backend_for(x) == "triton"
+    if backend_for(x) != "triton":
+        return False
+    if x.dtype == torch.float64:
+        # The kernels accumulate in fp32.
+        fall_back("dilated convolution", "16- and 32-bit floats")
+        return False
+    return True
 
 
 def _check_layers(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from goal_kernels._checks import check_number, check_same_device, check_shape, check_tensor
-from goal_kernels.backend import backend_for
+from goal_kernels.backend import backend_for, fall_back
 from goal_kernels.group_advantage import eager
 
 __all__ = ["group_advantage"]
@@ -57,4 +57,5 @@ def group_advantage(
 
         if kernels.supports(reward):
             return kernels.group_advantage(reward, cost, multipliers, eps=eps, std_floor=std_floor)
+        fall_back("group_advantage", kernels.LIMITS)
     return eager.group_advantage(reward, cost, multipliers, eps=eps, std_floor=std_floor)

@@ -19,8 +19,11 @@ TILE = 2048  # elements a program: 16 a thread, enough loads in flight to satura
 RESIDUE = tl.constexpr(RESIDUE_UNITS * torch.finfo(torch.float32).eps)
 
 
+LIMITS = f"16- and 32-bit floats, up to {MAX_CANDIDATES} candidates a group"
+
+
 def supports(reward: Tensor) -> bool:
-    """Whether the kernel can run: up to `MAX_CANDIDATES` candidates; fp64 stays with eager."""
+    """Whether the kernel can run, see `LIMITS`."""
     return reward.dtype != torch.float64 and reward.shape[2] <= MAX_CANDIDATES
 
 

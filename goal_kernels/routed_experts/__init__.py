@@ -20,7 +20,7 @@ from goal_kernels._checks import (
     debugging,
 )
 from goal_kernels._precision import autocast
-from goal_kernels.backend import backend_for
+from goal_kernels.backend import backend_for, fall_back
 from goal_kernels.routed_experts import eager
 from goal_kernels.routed_experts.eager import ACTIVATIONS, LoadStatistics, Routing
 
@@ -62,6 +62,8 @@ def route_topk(z: Tensor, condition: Tensor, gate_weight: Tensor, *, k: int) -> 
 
         if kernels.supports(z, gate_weight.shape[0], k):
             implementation = kernels.route_topk
+        else:
+            fall_back("route_topk", kernels.LIMITS)
     return _check_routing(implementation(z, condition, gate_weight, k=k))
 
 
@@ -120,6 +122,8 @@ def routed_experts(
 
         if kernels.supports(z, experts, k, hidden):
             implementation = kernels.routed_experts
+        else:
+            fall_back("routed_experts", kernels.LIMITS)
     out, routing = implementation(z, condition, gate_weight, w1, b1, w2, b2, k=k, activation=activation)
     return out, _check_routing(routing)
 

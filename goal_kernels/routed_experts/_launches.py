@@ -169,7 +169,8 @@ def fused_tiles(shape: Plan, dtype: torch.dtype) -> dict[str, int]:
     width = power(shape.channels)
     if dtype == torch.float32:
         return {"DP": width, "BH": 32 if width <= 64 else 16, "num_warps": 8, "num_stages": 1}
-    return {"DP": width, "BH": 64, "num_warps": 4 if shape.rows < 128 and width <= 128 else 8, "num_stages": 2}
+    light = width <= (128 if shape.rows <= 16 else 64)
+    return {"DP": width, "BH": 64, "num_warps": 4 if light else 8, "num_stages": 2}
 
 
 def grouped_matmul(
@@ -190,8 +191,7 @@ def grouped_matmul(
     """`out[position] = values @ matrix[expert]`, the matrix transposed where asked."""
     depth, width = (matrix.shape[2], matrix.shape[1]) if transpose else (matrix.shape[1], matrix.shape[2])
     strides = (1, matrix.shape[2]) if transpose else (matrix.shape[2], 1)
-    wide = values.dtype == torch.float32
-    columns = min(64 if wide or shape.rows < 64 else 128, power(width))
+    columns = min(64 if shape.small or shape.rows < 64 else 128, power(width))
     _mlp.grouped_matmul_kernel[(shape.tiles * triton.cdiv(width, columns),)](
         values,
         matrix,
@@ -216,9 +216,9 @@ def grouped_matmul(
         DENSE=shape.dense,
         BM=shape.rows,
         BN=columns,
-        BK=32 if wide else 64,
-        num_warps=4 if wide or shape.rows < 128 else 8,
-        num_stages=2 if wide else 3,
+        BK=32 if shape.small else 64,
+        num_warps=4 if shape.rows < 128 else 8,
+        num_stages=2 if shape.small else 3,
         **matrix_options(values),
     )
 

@@ -12,7 +12,7 @@ import triton.language as tl
 from goal_kernels._launch import multiprocessors
 from goal_kernels.routed_experts import _mlp, _router
 from goal_kernels.routed_experts._launches import grouped_matmul, matrix_options
-from goal_kernels.routed_experts._plan import Plan, power, precision, tanh_kind
+from goal_kernels.routed_experts._plan import ALIGNMENT, Plan, power, precision, tanh_kind
 
 # Tokens of one group that one program of the condition's backward adds up; longer groups are summed by torch first.
 LONGEST_GROUP = 1024
@@ -23,8 +23,8 @@ def backward(z, parameters, routing, upstream, upstreams, gradients, activation:
     condition, gate_weight, w1, b1, w2, b2 = parameters
     weights, experts, _, dispatch = routing
     common = {"K": shape.k, "EP": power(shape.experts), "DENSE": shape.dense}
-    wide = z.dtype == torch.float32
-    block = min(32 if wide else 128, power(shape.hidden))
+    unaligned = shape.channels % ALIGNMENT > 0 or shape.hidden % ALIGNMENT > 0
+    block = min(32 if shape.small else 128, power(shape.hidden))
     blocks = triton.cdiv(shape.hidden, block)
     scaled, slopes = (z.new_empty(shape.positions, shape.hidden) for _ in range(2))
     share_gradient = z.new_empty(blocks, shape.positions, dtype=torch.float32)
@@ -55,11 +55,11 @@ def backward(z, parameters, routing, upstream, upstreams, gradients, activation:
         shape.experts,
         BM=shape.rows,
         BH=block,
-        BK=min(32 if wide else 64, power(shape.channels)),
+        BK=16 if unaligned else min(32 if shape.small else 64, power(shape.channels)),
         ACTIVATION=activation,
         TANH=tanh_kind(z.dtype),
-        num_warps=4 if shape.rows < 128 else 8,
-        num_stages=2 if wide else 3,
+        num_warps=4 if shape.rows < 128 and block <= 64 and not unaligned else 8,
+        num_stages=2 if shape.small else 3,
         **common,
         **matrix_options(z),
     )
@@ -71,11 +71,10 @@ def backward(z, parameters, routing, upstream, upstreams, gradients, activation:
 
 def weight_gradients(by_position, scaled, slopes, share, dispatch, gradients, shape: Plan) -> None:
     z = by_position[0]
-    wide = z.dtype == torch.float32
-    largest = 64 if wide else 128
+    largest = 64 if shape.small else 128
     channel_block, hidden_block = min(largest, power(shape.channels)), min(largest, power(shape.hidden))
     programs = 2 * shape.experts * triton.cdiv(shape.channels, channel_block) * triton.cdiv(shape.hidden, hidden_block)
-    step = 32 if wide else 64
+    step = 32 if shape.small else 64
     step = min(step, shape.rows)
     # Few tiles of weights leave most of the card idle: share out the rows, and add the parts up afterwards.
     rows = shape.padded_tokens if shape.dense else shape.positions // shape.experts
@@ -102,8 +101,8 @@ def weight_gradients(by_position, scaled, slopes, share, dispatch, gradients, sh
         BM=step,
         BD=channel_block,
         BH=hidden_block,
-        num_warps=4 if wide else 8,
-        num_stages=2 if wide else 3,
+        num_warps=4 if shape.small else 8,
+        num_stages=2 if shape.small else 3,
         **matrix_options(z),
     )
     if split > 1:
@@ -153,8 +152,8 @@ def gate_backward(z, condition, gate_weight, routing, upstreams, expert_parts, g
         WEIGHTS=weights_upstream is not None,
         PROBABILITIES=probabilities_upstream is not None,
         BM=rows,
-        BD=min(64, power(shape.channels)),
-        num_warps=4 if options["EP"] <= 32 else 8,
+        BD=min(16 if shape.channels % ALIGNMENT else 64, power(shape.channels)),
+        num_warps=4 if options["EP"] <= 32 and shape.channels % ALIGNMENT == 0 else 8,
         **options,
     )
     members = shape.tokens // groups

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from goal_kernels._launch import INTERPRETING
+from goal_kernels import _launch
 
 # Up to this many (token, expert) pairs every expert sees every token: sorting costs launches that the wasted
 # multiplications do not (at E 4, k 2: 4,096 tokens).
@@ -18,7 +18,12 @@ DENSE_PAIRS = 16384
 SINGLE_TOKENS = 16
 # Channels a fused expert holds on the chip; above, two grouped matmuls run instead.
 FUSED_CHANNELS = 256
+# Before Hopper the matrix unit takes its operands from registers, which leaves room for half.
+FUSED_CHANNELS_BEFORE_HOPPER = 128
 FUSED_CHANNELS_FP32, FUSED_CHANNELS_FP32_SINGLE = 64, 128  # in fp32, with tiles of 64 tokens and of 16
+# Rows of a matrix that start on multiples of this many elements are loaded 16 bytes at a time. Others are loaded one
+# element at a time, whose addresses take the registers that a fused expert needs: two matmuls in small tiles then.
+ALIGNMENT = 16
 # The router holds all experts of a tile of tokens in registers.
 MAX_EXPERTS = 256
 # Pairs and positions are int32.
@@ -33,6 +38,7 @@ class Plan:
         dense: every expert sees every token (no sorting), else tokens sorted by expert.
         single: one launch forward.
         fused: forward keeps the hidden layer on the chip.
+        small: small tiles of the matmuls: fp32, whose products take three passes, or unaligned rows.
         rows: tokens a tile; every expert's rows are padded to a multiple of it.
         padded_tokens: tokens rounded up to `rows` (dense layout: rows of one expert).
         positions: rows of the layout, padding included.
@@ -46,6 +52,7 @@ class Plan:
     dense: bool
     single: bool
     fused: bool
+    small: bool
     rows: int
     padded_tokens: int
     positions: int
@@ -60,23 +67,28 @@ class Plan:
         return 0 if self.dense else self.experts + 1 + self.tokens * self.k + self.positions
 
 
-def plan(tokens: int, channels: int, hidden: int, experts: int, k: int, dtype: torch.dtype) -> Plan:
-    """The plan of a shape: a pure function of it, so that forward and backward agree."""
+def plan(
+    tokens: int, channels: int, hidden: int, experts: int, k: int, dtype: torch.dtype, device: torch.device
+) -> Plan:
+    """The plan of a shape on a card: a pure function of them, so that forward and backward agree."""
     wide = dtype == torch.float32
-    most = FUSED_CHANNELS
+    older = _launch.capability(device) < 90
+    most = FUSED_CHANNELS_BEFORE_HOPPER if older else FUSED_CHANNELS
     if wide:
         most = FUSED_CHANNELS_FP32_SINGLE if tokens <= SINGLE_TOKENS else FUSED_CHANNELS_FP32
-    fits = channels <= most
+    aligned = channels % ALIGNMENT == 0 and hidden % ALIGNMENT == 0
+    fits = channels <= most and aligned
     dense = fits and tokens * experts <= DENSE_PAIRS
     # In fp32 many tokens go through two matmuls: with the three products that fp32 takes, the fused expert spills.
     fused = fits and (dense or not wide)
-    rows = 64 if wide else 128
+    small = wide or not aligned
+    rows = 64 if small or older else 128
     if dense and tokens <= 2048:
         rows = 16 if tokens <= 16 else 64
     padded = -(-tokens // rows) * rows
     positions = experts * padded if dense else (-(-tokens * k // rows) + experts) * rows
     single = dense and tokens <= SINGLE_TOKENS
-    return Plan(tokens, channels, hidden, experts, k, dense, single, fused, rows, padded, positions)
+    return Plan(tokens, channels, hidden, experts, k, dense, single, fused, small, rows, padded, positions)
 
 
 def power(value: int, least: int = 16) -> int:
@@ -87,7 +99,7 @@ def power(value: int, least: int = 16) -> int:
 def dot_type(*tensors: Tensor) -> tl.dtype:
     """Type of a matmul's operands: the common 16-bit one, else fp32. The interpreter's 16-bit products are wrong."""
     kinds = {tensor.dtype for tensor in tensors}
-    if INTERPRETING or len(kinds) > 1:
+    if _launch.INTERPRETING or len(kinds) > 1:
         return tl.float32
     return {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}.get(kinds.pop(), tl.float32)
 
@@ -99,6 +111,6 @@ def precision(dtype: torch.dtype) -> str:
 
 def tanh_kind(dtype: torch.dtype) -> str:
     """See _activation.py."""
-    if INTERPRETING:
+    if _launch.INTERPRETING:
         return "exact"
     return {torch.bfloat16: "half", torch.float16: "fast"}.get(dtype, "exact")

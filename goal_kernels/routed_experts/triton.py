@@ -21,8 +21,11 @@ from goal_kernels.routed_experts._plan import MAX_EXPERTS, MAX_PAIRS, plan
 from goal_kernels.routed_experts.eager import Routing
 
 
+LIMITS = f"16- and 32-bit floats, up to {MAX_EXPERTS} experts, tokens * experts below {MAX_PAIRS}, no empty layer"
+
+
 def supports(z: Tensor, experts: int, k: int, hidden: int = 1) -> bool:
-    """Whether the kernels can run: up to `MAX_EXPERTS` experts, no empty layers; fp64 stays with eager."""
+    """Whether the kernels can run, see `LIMITS`."""
     tokens, channels = z.shape
     few = experts <= MAX_EXPERTS and tokens * max(k, experts) < MAX_PAIRS
     return z.dtype != torch.float64 and few and channels > 0 and hidden > 0
@@ -41,7 +44,7 @@ def _empty_routing(z: Tensor, experts: int, k: int) -> tuple[Tensor, Tensor, Ten
 def route_op(z: Tensor, condition: Tensor, gate_weight: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     routing = _empty_routing(z, gate_weight.shape[0], k)
     if z.shape[0]:
-        shape = plan(z.shape[0], z.shape[1], 1, gate_weight.shape[0], k, z.dtype)
+        shape = plan(z.shape[0], z.shape[1], 1, gate_weight.shape[0], k, z.dtype, z.device)
         with on_device_of(z):
             _launches.route(
                 z.contiguous(), condition, gate_weight.contiguous(), routing, shape, routing[1].new_empty(0).int()
@@ -71,7 +74,7 @@ def experts_op(
     if z.shape[0] == 0:
         return outputs
     routing = weights, experts, probabilities
-    shape = plan(z.shape[0], z.shape[1], w1.shape[2], gate_weight.shape[0], k, z.dtype)
+    shape = plan(z.shape[0], z.shape[1], w1.shape[2], gate_weight.shape[0], k, z.dtype, z.device)
     z, gate_weight, w1, b1, w2, b2 = (tensor.contiguous() for tensor in (z, gate_weight, w1, b1, w2, b2))
     with on_device_of(z):
         if shape.dense:
@@ -83,7 +86,7 @@ def experts_op(
 
 
 def _outputs(z: Tensor, gate_weight: Tensor, w1: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    shape = plan(z.shape[0], z.shape[1], w1.shape[2], gate_weight.shape[0], k, z.dtype)
+    shape = plan(z.shape[0], z.shape[1], w1.shape[2], gate_weight.shape[0], k, z.dtype, z.device)
     dispatch = z.new_empty(shape.dispatch_size if z.shape[0] else 0, dtype=torch.int32)
     weights, experts, probabilities = _empty_routing(z, gate_weight.shape[0], k)
     return z.new_empty(z.shape), weights, experts, probabilities, dispatch
@@ -118,7 +121,7 @@ def experts_backward_op(
         for gradient in gradients:
             gradient.zero_()
         return gradients
-    shape = plan(z.shape[0], z.shape[1], w1.shape[2], gate_weight.shape[0], weights.shape[1], z.dtype)
+    shape = plan(z.shape[0], z.shape[1], w1.shape[2], gate_weight.shape[0], weights.shape[1], z.dtype, z.device)
     upstream, z, gate_weight, w1, b1, w2, b2 = (
         tensor.contiguous() for tensor in (upstream, z, gate_weight, w1, b1, w2, b2)
     )
@@ -157,7 +160,7 @@ def route_backward_op(
         for gradient in gradients:
             gradient.zero_()
         return gradients
-    shape = plan(z.shape[0], z.shape[1], 1, gate_weight.shape[0], weights.shape[1], z.dtype)
+    shape = plan(z.shape[0], z.shape[1], 1, gate_weight.shape[0], weights.shape[1], z.dtype, z.device)
     z, gate_weight = z.contiguous(), gate_weight.contiguous()
     upstreams = (weights_upstream, probabilities_upstream)
     routing = (weights, experts, probabilities, experts)

@@ -15,7 +15,7 @@ from goal_kernels._checks import (
     check_tensor,
     debugging,
 )
-from goal_kernels.backend import backend_for
+from goal_kernels.backend import backend_for, fall_back
 from goal_kernels.scpo_loss import eager
 from goal_kernels.scpo_loss.eager import ScpoLoss
 
@@ -109,6 +109,8 @@ def scpo_loss(
 
         if kernels.supports(logits):
             implementation = kernels.scpo_loss
+        else:
+            fall_back("scpo_loss", kernels.LIMITS)
     return implementation(
         logits,
         reference_logits,

@@ -30,8 +30,11 @@ PROGRAMS_PER_MULTIPROCESSOR = 16
 SCALE_TILE = 8192  # elements a program of the scaling kernel takes in one step
 
 
+LIMITS = f"16- and 32-bit floats, up to {MAX_SEQUENCE} logits a sequence, both dimensions rounded up to powers of two"
+
+
 def supports(logits: Tensor) -> bool:
-    """Whether the kernel can run: sequences up to `MAX_SEQUENCE` logits; fp64 stays with eager."""
+    """Whether the kernel can run, see `LIMITS`."""
     _, steps, vocabulary = logits.shape
     return logits.dtype != torch.float64 and sequence_tile(steps, vocabulary) <= MAX_SEQUENCE
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from goal.cli import COMMANDS, main
 from goal.log import Schema, read
+from goal.tokenizer import IncentiveTokenizer
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -26,9 +30,25 @@ def test_simulate_writes_a_log_and_its_schema(tmp_path: Path, capsys: pytest.Cap
     assert "500 events of 5 users" in capsys.readouterr().out
 
 
+def test_a_vocabulary_is_built_from_a_folder_of_parquet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    amounts = np.random.default_rng(0).integers(0, 500, size=4000)
+    for part, values in enumerate(np.split(amounts, 2)):
+        pq.write_table(pa.table({"coins": values}), folder / f"{part}.parquet", row_group_size=300)
+    out = tmp_path / "out"
+    main(["vocabulary", "--amounts", str(folder), "--column", "coins", "--out", str(out)])
+    written = IncentiveTokenizer.load(out)
+    assert written.values.tolist() == IncentiveTokenizer.fit(amounts).values.tolist()
+    assert "4000 amounts" in capsys.readouterr().out
+    assert [path.name for path in out.iterdir()] == ["vocabulary.json"]  # no run was started
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["vocabulary", "--column", "coins"], "--amounts FILE and --column NAME belong together"),
+        (["vocabulary", "--amounts", "nowhere.parquet", "--column", "coins"], "no Parquet file at nowhere.parquet"),
         (["run", "--environment", "paradise"], "paradise"),
         (["run", "--log", "nowhere.parquet"], "schema=None: expected given together with log"),
         (["run", "--log", "nowhere.parquet", "--schema", "nowhere.toml"], "nowhere.toml: cannot read the schema"),

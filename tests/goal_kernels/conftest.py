@@ -54,6 +54,8 @@ def compile_launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
     from triton.runtime.driver import driver
     from triton.runtime.jit import JITFunction
 
+    from goal_kernels import _launch
+
     launch = JITFunction.run
 
     class Target:
@@ -86,6 +88,7 @@ def compile_launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
 
             with monkeypatch.context() as patch:
                 patch.setattr(driver, "_active", Target(capability))  # set_active cannot be undone without a GPU
+                patch.setattr(_launch, "capability", lambda device, value=capability: value)
                 patch.setattr(JITFunction, "run", record)
                 function()
         assert kernels, "nothing was launched"

@@ -123,10 +123,11 @@ every_tile = pytest.mark.skipif(not ALL_BUILDS, reason="takes minutes: GOAL_ALL_
         (8, 256, 512, 4, 1, "relu"),
         (512, 64, 128, 4, 2, "gelu"),  # dense, tiles of 64
         (1000, 256, 512, 8, 2, "silu"),
-        (300, 96, 200, 50, 4, "gelu_tanh"),  # sizes that fill no tile, many experts
-        (3000, 200, 300, 4, 2, "silu"),  # dense, tiles of 128
+        (300, 96, 208, 50, 4, "gelu_tanh"),  # sizes that fill no tile, many experts
+        (3000, 192, 304, 4, 2, "silu"),  # dense, tiles of 128
         (40000, 128, 512, 4, 2, "gelu"),  # sorted
-        (40000, 100, 72, 30, 3, "relu"),
+        (40000, 112, 80, 30, 3, "relu"),
+        (3000, 201, 303, 4, 2, "silu"),  # rows that start anywhere
         (9000, 512, 1024, 4, 2, "gelu_tanh"),  # two matmuls
     ],
 )

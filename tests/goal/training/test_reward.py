@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 
-from goal.config import LoopConfig, RewardConfig
+from goal.config import LoopConfig, PolicyConfig, RewardConfig
 from goal.data import Data
-from goal.log import FeatureScaling
+from goal.log import FeatureScaling, Splits, Windows
 from goal.reward import LongHorizonValue, PScore, RewardModel
 from goal.reward.state import state_config
 from goal.simulator import preset, simulate
 from goal.training import Loop, PScoreStage, ValueStage
-from goal.training.reward import Segments, encode_states
+from goal.training.reward import Segments, balance, encode_states
 
 from .conftest import tiny_config
 
@@ -56,6 +58,53 @@ def test_pscore_learns_the_response(data: Data, tokenizer) -> None:
     fatigue = log.numeric[rows[::37], 0]
     truth = 30 / (1 + np.exp(3 - 0.8 * np.arange(11) + 1.2 * fatigue[:, None]))
     assert np.abs(predicted - truth).mean() < 1.0
+
+
+def fitted(log, *, clock: str | None) -> tuple[PScore, float]:
+    """A P-Score fitted to all rows, and the evidence that it found for the past."""
+    rows = np.arange(log.events)
+    splits = Splits(rows, np.zeros(0, np.int64), np.zeros(0, np.int64))
+    larger = Data(log, splits, None, 0)
+    torch.manual_seed(0)
+    config = PolicyConfig(
+        vocabulary=(1.0,), numeric_features=log.numeric.shape[1], outcomes=2, heads=1, dilations=(1, 2)
+    )
+    pscore = PScore(state_config(config, 24), larger.scaling, objectives=log.schema.objectives,
+                    clock=None if clock is None else log.schema.numeric.index(clock))  # fmt: skip
+    settings = RewardConfig(pscore=LoopConfig(steps=250, batch_size=1024, learning_rate=5e-3))
+    stage = PScoreStage(pscore, log, rows, settings)
+    Loop(settings.pscore).run(stage)
+    return pscore, stage.finish()
+
+
+def test_the_past_is_left_out_where_the_features_say_all_and_used_where_they_do_not() -> None:
+    seen = simulate(preset("calibrated"), "uniform", users=400, seed=5)  # fatigue is a feature
+    pscore, evidence = fitted(seen, clock="progress")
+    assert evidence < 2 and not pscore.state.uses_history
+    windows = Windows(seen, np.arange(50, 90), length=8)
+    history = windows.batch(np.arange(40))
+    with torch.no_grad():
+        paid = dataclasses.replace(history, incentives=torch.where(history.incentives > 0, 10.0, history.incentives))
+        assert torch.equal(pscore.state.pending(history), pscore.state.pending(paid))
+
+    hidden = dataclasses.replace(preset("calibrated"), hidden_fatigue=True)
+    pscore, evidence = fitted(simulate(hidden, "uniform", users=400, seed=5), clock="progress")
+    assert evidence > 4 and pscore.state.uses_history
+
+
+def test_rare_decisions_weigh_more(data: Data) -> None:
+    rows = data.splits.training
+    weights = balance(data.log, rows, leave_out=data.clock)
+    assert weights.shape == rows.shape and (weights > 0).all() and (weights <= 1).all()
+    fatigue = data.log.numeric[rows, 0]
+    rare = fatigue < 0.3
+    assert weights[rare].mean() > 2 * weights[~rare].mean()
+    # The clock plays no part: shuffling it changes nothing.
+    numeric = data.log.numeric.copy()
+    numeric[:, data.clock] = np.random.default_rng(0).permutation(numeric[:, data.clock])
+    numeric[3, 0] = np.nan  # a missing number is a cell of its own
+    moved = balance(dataclasses.replace(data.log, numeric=numeric), rows, leave_out=data.clock)
+    assert moved[3] == 1.0 and np.abs(np.delete(moved - weights, 3)).max() < 0.5
 
 
 def test_the_clock_does_not_reach_the_pscore(data: Data, tokenizer) -> None:

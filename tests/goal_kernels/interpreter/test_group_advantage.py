@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 
 import pytest
 import torch
 
+from goal_kernels import backend
 from goal_kernels.group_advantage import eager, group_advantage, triton
 
 # infinite rewards, which eager leaves out as the kernel does
@@ -85,6 +87,7 @@ def test_offsets_beyond_two_to_the_31() -> None:
     code = """
 import torch
 from goal_kernels.backend import set_backend
+from goal_kernels import backend
 from goal_kernels.group_advantage import eager, group_advantage
 set_backend("triton")
 stride = 2**26
@@ -97,3 +100,15 @@ torch.testing.assert_close(group_advantage(reward, cost, multipliers), expected,
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
+
+
+def test_a_tensor_that_the_kernel_does_not_take_runs_in_eager_and_is_announced_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "_announced", set())
+    reward, multipliers = draw(2, 3, 4).double(), torch.zeros(3, dtype=torch.float64)
+    with caplog.at_level(logging.WARNING, logger="goal_kernels"):
+        for _ in range(2):
+            group_advantage(reward, reward, multipliers)
+    lines = [record.message for record in caplog.records if "group_advantage" in record.message]
+    assert lines == [f"group_advantage: eager runs for a tensor that its Triton kernels do not take ({triton.LIMITS})"]

@@ -21,6 +21,7 @@ from goal_kernels.routed_experts import (
 )
 
 RELATIVE_ERROR = {torch.float32: 1e-5, torch.float16: 1e-3}
+CPU = torch.device("cpu")
 NAMES = ("z", "condition", "gate_weight", "w1", "b1", "w2", "b2")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")  # exp overflows to inf
 
@@ -80,7 +81,8 @@ def check(tensors: list[Tensor], k: int, activation: str = "gelu_tanh") -> None:
 
 @pytest.fixture
 def layout(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
-    """Force the dense or the sorted layout, whatever the number of tokens."""
+    """Force the dense or the sorted layout, whatever the number of tokens, and fused experts whatever their sizes."""
+    monkeypatch.setattr(_plan, "ALIGNMENT", 1)
     monkeypatch.setattr(_plan, "DENSE_PAIRS", 2**20 if request.param == "dense" else 0)
     return request.param
 
@@ -110,17 +112,18 @@ def test_half_precision_beside_fp32_biases(layout: str) -> None:
 
 def test_the_plans_that_the_tests_mean_to_take() -> None:
     half = torch.float16
-    assert _plan.plan(16, 8, 8, 4, 2, half).single
-    assert not _plan.plan(17, 8, 8, 4, 2, half).single and _plan.plan(4096, 128, 512, 4, 2, half).dense
-    large = _plan.plan(32768, 256, 1024, 8, 2, half)
+    assert _plan.plan(16, 16, 16, 4, 2, half, CPU).single and not _plan.plan(16, 16, 24, 4, 2, half, CPU).fused
+    assert not _plan.plan(17, 16, 16, 4, 2, half, CPU).single and _plan.plan(4096, 128, 512, 4, 2, half, CPU).dense
+    large = _plan.plan(32768, 256, 1024, 8, 2, half, CPU)
     assert not large.dense and large.fused and large.positions <= 32768 * 2 + 9 * 128
-    assert not _plan.plan(32768, 257, 1024, 8, 2, half).fused
+    assert not _plan.plan(32768, 257, 1024, 8, 2, half, CPU).fused
     for tokens in (1, 16, 17, 1000, 4096, 5000):
-        plan = _plan.plan(tokens, 64, 64, 4, 2, half)
+        plan = _plan.plan(tokens, 64, 64, 4, 2, half, CPU)
         assert plan.positions % plan.rows == 0 and plan.positions >= tokens * (4 if plan.dense else 2)
 
 
-def test_one_launch_for_few_tokens() -> None:
+def test_one_launch_for_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_plan, "ALIGNMENT", 1)
     check(inputs(tokens=7, groups=7, channels=20, experts=3), 2)
 
 
@@ -167,7 +170,7 @@ def test_tokens_are_sorted_by_expert_in_their_order(monkeypatch: pytest.MonkeyPa
     tokens, count, k = 200, 5, 2
     tensors = inputs(tokens=tokens, experts=count)
     _, _, experts, _, dispatch = triton.experts_op(*tensors, k, "relu")
-    rows = _plan.plan(tokens, 6, 8, count, k, torch.float32).rows
+    rows = _plan.plan(tokens, 6, 8, count, k, torch.float32, CPU).rows
     offsets = dispatch[: count + 1].tolist()
     by_pair = dispatch[count + 1 : count + 1 + tokens * k]
     by_position = dispatch[count + 1 + tokens * k :]
