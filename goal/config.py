@@ -94,8 +94,9 @@ class PolicyConfig(NetworkConfig):
     vocabulary: tuple[float, ...]
     """Values of the tokens from large to small; ids 3, 4, ... (0 PAD, 1 SOS, 2 EOS)."""
     numeric_features: int = 0
-    categorical_sizes: tuple[int, ...] = ()
-    """Number of known categories of each categorical feature; code 0 is unknown."""
+    categories: tuple[tuple[str, ...], ...] = ()
+    """The known categories of each categorical feature in the order of their codes 1, 2, ...; code 0 is unknown. Read a
+    log with `goal.log.read(..., categories=policy.config.categories)`, so that the codes are those of training."""
     outcomes: int = 1
     """Columns of `History.outcomes`: the revenue, then the further objectives."""
     multiplier_max: float = 3.0
@@ -133,6 +134,11 @@ class PolicyConfig(NetworkConfig):
                 len(amounts) > 0 and amounts[0] >= 0 and all(a < b for a, b in pairwise(amounts)),
                 "allowed_amounts", amounts, "amounts of at least 0, strictly ascending",
             )  # fmt: skip
+
+    @property
+    def categorical_sizes(self) -> tuple[int, ...]:
+        """Number of known categories of each categorical feature."""
+        return tuple(len(names) for names in self.categories)
 
     @property
     def vocabulary_size(self) -> int:
@@ -257,6 +263,15 @@ class ConstraintConfig:
     users: int = 800
     """Simulated users of one calibration rollout."""
 
+    def __post_init__(self) -> None:
+        for name in ("step", "fine_step"):
+            _require(getattr(self, name) > 0, name, getattr(self, name), "positive")
+        _require(self.roi in ("average", "incremental"), "roi", self.roi, "'average' or 'incremental'")
+        _require(
+            self.confidence is None or 0.5 <= self.confidence < 1, "confidence", self.confidence, "None or in [0.5, 1)"
+        )
+        _require(self.users >= 2, "users", self.users, "at least 2")
+
 
 @dataclass(frozen=True)
 class EvaluationConfig:
@@ -264,7 +279,19 @@ class EvaluationConfig:
 
     users: int = 2000
     rvr_window: int = 1000
-    rvr_stride: int = 250
+    """Interactions of one window of the ROI violation rate."""
+    rvr_stride: int | None = None
+    """Interactions from one window to the next; None: a quarter of the window."""
+
+    def __post_init__(self) -> None:
+        for name in ("users", "rvr_window"):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        _require(self.rvr_stride is None or self.rvr_stride >= 1, "rvr_stride", self.rvr_stride, "None or at least 1")
+
+    @property
+    def stride(self) -> int:
+        """Interactions from one window to the next."""
+        return max(1, self.rvr_window // 4) if self.rvr_stride is None else self.rvr_stride
 
 
 @dataclass(frozen=True)
@@ -281,7 +308,7 @@ class RunConfig:
     """Revenue per unit of cost to reach over all traffic."""
     seed: int = 0
     effort: Literal["default", "thorough"] = "default"
-    """Sets the defaults of everything below: minutes or tens of minutes on two cores."""
+    """What `goal run --effort` took the defaults of everything below from (see `goal.config.effort`)."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
     threads: int | None = None
@@ -360,10 +387,13 @@ def from_dict(kind: type[Config], values: Mapping[str, Any]) -> Config:
     for name, value in values.items():
         if dataclasses.is_dataclass(hints[name]) and isinstance(value, Mapping):
             value = from_dict(hints[name], value)
-        elif isinstance(value, list):
-            value = tuple(value)
-        arguments[name] = value
+        arguments[name] = _tuples(value)
     return kind(**arguments)
+
+
+def _tuples(value: Any) -> Any:
+    """Lists, as JSON has them, as tuples."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def dumps(config: Any) -> str:

@@ -96,7 +96,9 @@ def load_data(config: RunConfig) -> Data:
     if config.log is not None:
         assert config.schema is not None
         log = read(config.log, Schema.load(config.schema))
-        return Data(log, split_by_time(log), None, config.seed)
+        splits = split_by_time(log)
+        # A category that training never saw is unknown: nothing would have trained its embedding.
+        return Data(log.keep_categories(splits.training), splits, None, config.seed)
     parameters = load(config.environment or "calibrated")
     log = simulate(parameters, users=config.simulated_users, seed=seed_of(config.seed, LOG_STREAM))
     nothing = np.zeros(0, dtype=np.int64)

@@ -91,11 +91,11 @@ class Run:
     def _claim(self) -> None:
         path = self.folder / "config.json"
         if path.is_file():
-            there, here = json.loads(path.read_text()), json.loads(dumps(self.config))
-            for name in here:
-                if there.get(name) != here[name]:
+            there, here = (_leaves(json.loads(text)) for text in (path.read_text(), dumps(self.config)))
+            for name, value in here.items():
+                if there.get(name) != value:
                     raise ConfigurationError(
-                        f"{self.folder} holds a run with {name}={there.get(name)!r}, this one has {here[name]!r}; "
+                        f"{self.folder} holds a run with {name}={there.get(name)!r}, this one has {value!r}; "
                         f"choose another --out or the same settings"
                     )
         else:
@@ -118,15 +118,20 @@ class Run:
     def policy_config(self) -> PolicyConfig:
         """Shape of the policy: the log decides what the settings leave open."""
         data, tokenizer = self.data, self.tokenizer
+        allowed = data.allowed_amounts
+        if allowed is not None:
+            # What the vocabulary cannot write exactly is paid, and credited, as what it can.
+            written = tokenizer.decode(tokenizer.encode(allowed))
+            allowed = tuple(np.unique(np.append(written, 0.0)).tolist())
         return PolicyConfig(
             **to_dict(self.config.network),
             vocabulary=tuple(float(value) for value in tokenizer.values),
             numeric_features=data.log.numeric.shape[1],
-            categorical_sizes=tuple(len(names) for names in data.log.categories),
+            categories=data.log.categories,
             outcomes=data.log.outcomes.shape[1],
             multiplier_max=self.config.roi_target,
             max_length=tokenizer.max_length + 1,
-            allowed_amounts=data.allowed_amounts,
+            allowed_amounts=allowed,
             maximum_amount=float(data.distinct_amounts[-1]),
         )
 
@@ -245,6 +250,9 @@ class Run:
         found = candidates(target, step=step, threshold=min(limit, THRESHOLD_CAP * target))
         while len(found) > MOST_CANDIDATES:
             step *= 2
+            self.announce(
+                f"  {len(found)} candidate multipliers are more than {MOST_CANDIDATES}: step {step:g} instead"
+            )
             found = candidates(target, step=step, threshold=min(limit, THRESHOLD_CAP * target))
         return found
 
@@ -346,6 +354,14 @@ class Run:
             seed=seed_of(self.config.seed, 16 + stream),
             progress=self.progress,
         )
+
+
+def _leaves(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings as one level, each under its dotted name."""
+    leaves: dict[str, Any] = {}
+    for name, value in settings.items():
+        leaves |= _leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return leaves
 
 
 def _device(name: str) -> torch.device:

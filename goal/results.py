@@ -7,6 +7,7 @@ does not say what would have happened under other amounts.
 from __future__ import annotations
 
 import json
+import math
 import platform
 from collections.abc import Callable
 from importlib.metadata import version
@@ -120,15 +121,17 @@ def _evaluate_simulated(run: Run, policy: Policy, parameters: Parameters) -> dic
     multipliers = sweep_multipliers(run)
     common = {
         "users": settings.users, "seed": seed, "roi_target": config.roi_target,
-        "window": settings.rvr_window, "stride": settings.rvr_stride,
+        "window": settings.rvr_window, "stride": settings.stride,
     }  # fmt: skip
     swept = sweep(policy, parameters, multipliers, **common)
     calibration = run.read("calibration.json")
     chosen = sweep(policy, parameters, [calibration["multiplier"]], **common, oracle=False)
     row = chosen.rows[0]
-    best = best_revenue(parameters, config.roi_target) if not _users_differ(parameters) else None
+    # The bound is on the average ROI, and holds where all users are alike.
+    bounded = config.constraint.roi == "average" and not _users_differ(parameters)
+    best = best_revenue(parameters, config.roi_target) if bounded else None
     headline = {
-        **_headline(run, row, calibration, settings.rvr_window, settings.rvr_stride),
+        **_headline(run, row, calibration, settings.rvr_window, settings.stride),
         "users": settings.users,
         "never_pay_rev": chosen.never_pay_rev,
     }
@@ -156,7 +159,7 @@ def _evaluate_log(run: Run, policy: Policy) -> dict[str, Any]:
     # The stream of all users in time order; a user's own order breaks ties.
     order = np.argsort(log.time[windows.rows], kind="stable")
     revenue, cost = log.revenue[windows.rows][order], log.cost[windows.rows][order]
-    logged = {"target": config.roi_target, "window": settings.rvr_window, "stride": settings.rvr_stride}
+    logged = {"target": config.roi_target, "window": settings.rvr_window, "stride": settings.stride}
     calibration = run.read("calibration.json")
     never = predict(run, windows, np.zeros(len(windows)))[0]
     rows = []
@@ -173,10 +176,11 @@ def _evaluate_log(run: Run, policy: Policy) -> dict[str, Any]:
             }
         )  # fmt: skip
     swept, row = rows[:-1], rows[-1]
-    window_roi = metrics.window_roi(revenue, cost, window=settings.rvr_window, stride=settings.rvr_stride)
+    window_roi = metrics.window_roi(revenue, cost, window=settings.rvr_window, stride=settings.stride).tolist()
+    window_roi = [value if math.isfinite(value) else None for value in window_roi]  # JSON has no infinity
     return {
         "headline": {
-            **_headline(run, row, calibration, settings.rvr_window, settings.rvr_stride),
+            **_headline(run, row, calibration, settings.rvr_window, settings.stride),
             "estimate": True,
             "never_pay_rev": float(never.mean()),
         },
@@ -189,7 +193,7 @@ def _evaluate_log(run: Run, policy: Policy) -> dict[str, Any]:
             "splits": {name: len(getattr(data.splits, name)) for name in ("training", "calibration", "test")},
             "accuracy": amount_accuracy(run.policy("pretrained"), data, windows, run.multipliers),
             "windows": {**logged, "roi": float(revenue.sum() / cost.sum()) if cost.sum() > 0 else None,
-                        "rvr": metrics.roi_violation_rate(revenue, cost, **logged), "window_roi": window_roi.tolist()},
+                        "rvr": metrics.roi_violation_rate(revenue, cost, **logged), "window_roi": window_roi},
             "estimate": [{name: row[name] for name in ("multiplier", "rev", "cost", "roi")} for row in swept],
             "randomised": log.propensity is not None,
         },
@@ -198,13 +202,14 @@ def _evaluate_log(run: Run, policy: Policy) -> dict[str, Any]:
 
 
 def _headline(run: Run, row: dict[str, Any], calibration: dict[str, Any], window: int, stride: int) -> dict[str, Any]:
-    intervals = calibration["intervals"]
+    intervals, kind = calibration["intervals"], run.config.constraint.roi
     return {
         "roi_target": run.config.roi_target,
         "feasible": calibration["feasible"],
         "message": calibration["message"],
         "confidence": calibration["confidence"],
-        "roi_interval": intervals.get("roi"),
+        "roi_kind": kind,
+        ("roi_interval" if kind == "average" else "incremental_roi_interval"): intervals.get("roi"),
         **{name: row[name] for name in ("multiplier", "roi", "rev", "cost", "rvr", "incremental_roi")},
         "window": window,
         "stride": stride,

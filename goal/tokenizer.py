@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,8 +22,6 @@ PAD, SOS, EOS = 0, 1, 2
 SPECIAL_TOKENS = 3
 FILE_NAME = "vocabulary.json"
 FORMAT = 1
-
-Method = Literal["paper"]
 
 
 class IncentiveTokenizer:
@@ -68,14 +66,12 @@ class IncentiveTokenizer:
         min_unit: float = 1.0,
         max_tokens: int = 512,
         max_length: int = 16,
-        method: Method = "paper",
     ) -> IncentiveTokenizer:
         """Builds the vocabulary of ``amounts`` `(N,)` and measures it; options as in `goal_kernels.build_vocabulary`.
 
         Raises:
             ConfigurationError: bad amounts or options, or an amount that needs more than ``max_length`` tokens.
         """
-        _check_method(method)
         array = _as_amounts(amounts)
         try:
             values = build_vocabulary(
@@ -105,7 +101,6 @@ class IncentiveTokenizer:
         min_unit: float = 1.0,
         max_tokens: int = 512,
         max_length: int = 16,
-        method: Method = "paper",
     ) -> IncentiveTokenizer:
         """As `fit`, over a Parquet file or a folder of them, with one row group in memory at a time.
 
@@ -117,7 +112,6 @@ class IncentiveTokenizer:
             LogError: the file or the column cannot be used.
             ConfigurationError: as in `fit`.
         """
-        _check_method(method)
         accumulator = VocabularyAccumulator()
         kinds = set()
         try:
@@ -262,11 +256,6 @@ class IncentiveTokenizer:
         return (
             f"IncentiveTokenizer({len(values)} values, {values[0]:g} to {values[-1]:g}, max_length={self._max_length})"
         )
-
-
-def _check_method(method: str) -> None:
-    if method != "paper":
-        raise ConfigurationError(f'method is {method!r}, expected "paper"')
 
 
 def _as_amounts(amounts: Any) -> np.ndarray:

@@ -8,8 +8,9 @@ per tensor, so that CPU and CUDA tensors can be used side by side:
 * ``triton``: Triton wherever it can run. With ``TRITON_INTERPRET=1`` set before Triton is imported, that includes CPU
   tensors: the real kernels run in Triton's interpreter, slowly, for tests.
 
-A path that was asked for and cannot run is never an error: eager runs instead and the logger ``goal_kernels`` says so
-once, at level WARNING, also where one op's kernels do not take a tensor; the ordinary choice is said once at level INFO.
+A path that was asked for and cannot run is never an error, nor is a tensor that one op's kernels do not take: eager
+runs instead and the logger ``goal_kernels`` says so once, at level WARNING; the ordinary choice is said once at level
+INFO.
 """
 
 from __future__ import annotations

@@ -53,11 +53,16 @@ def over_multiplier(
 
 
 def roi_against_target(
-    sweep: Sequence[Mapping[str, Any]], target: float, *, chosen: float | None, calibration: Mapping[str, Any] | None
+    sweep: Sequence[Mapping[str, Any]],
+    target: float,
+    *,
+    chosen: float | None,
+    calibration: Mapping[str, Any] | None,
+    kind: str = "average",
 ) -> Figure:
-    """ROI over the multiplier beside the target; calibration's prediction intervals as a band."""
+    """The ROI that the target speaks of over the multiplier; calibration's prediction intervals as a band."""
     figure, (axis,) = new_figure()
-    x, y = _column(sweep, "multiplier"), _column(sweep, "roi")
+    x, y = _column(sweep, "multiplier"), _column(sweep, "roi" if kind == "average" else "incremental_roi")
     shown = [value for value in y.tolist() if math.isfinite(value)] + [target]
     if calibration:
         bounds = [(e["multiplier"], *(e["intervals"]["roi"])) for e in calibration["evaluations"]]
@@ -73,7 +78,11 @@ def roi_against_target(
     else:
         axis.set_ylim(*padded(shown, floor=0.0 if min(shown) >= 0 else None))
     # Where nothing is paid there is no ROI to draw, and the axis would not know its multipliers.
-    axis.set(xlabel=MULTIPLIER_LABEL, ylabel="ROI", xlim=padded(x.tolist(), share=0.03))
+    axis.set(
+        xlabel=MULTIPLIER_LABEL,
+        ylabel="ROI" if kind == "average" else "incremental ROI",
+        xlim=padded(x.tolist(), share=0.03),
+    )
     end_label(axis, float(np.nanmax(x)), target, f"target {target:g}", TARGET, offset=(0, -4), align="right")
     return figure
 

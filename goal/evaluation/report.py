@@ -168,12 +168,14 @@ def _run_facts(run: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _verdict(headline: Mapping[str, Any]) -> Verdict:
-    target, roi = headline["roi_target"], headline["roi"]
+    incremental = headline.get("roi_kind") == "incremental"
+    name = "Incremental ROI" if incremental else "ROI"
+    target, roi = headline["roi_target"], headline["incremental_roi" if incremental else "roi"]
     multiplier = f"{headline['multiplier']:.4g}"
     where = f"on {show_whole(headline['users'])} users" if headline.get("users") else "on the test traffic"
     where = "by the reward model's estimate" if headline.get("estimate") else where
     # Nothing paid is an infinite ROI, which arrives here as None.
-    reached = f"ROI {show(roi, 2)} {where}, target {show(target, 2)}." if roi is not None else "Nothing is paid."
+    reached = f"{name} {show(roi, 2)} {where}, target {show(target, 2)}." if roi is not None else "Nothing is paid."
     detail = headline.get("message") or ""
     if not headline["feasible"]:
         sentence = f"No multiplier meets the target. The safest is λ = {multiplier}: {reached}"

@@ -49,7 +49,13 @@ def _control(artefacts: Mapping[str, Any]) -> Section:
         ),
         Plot(
             "roi",
-            plots.roi_against_target(sweep, target, chosen=chosen, calibration=artefacts.get("calibration")),
+            plots.roi_against_target(
+                sweep,
+                target,
+                chosen=chosen,
+                calibration=artefacts.get("calibration"),
+                kind=artefacts["headline"].get("roi_kind", "average"),
+            ),
             "Revenue per unit of cost. Multipliers above the dashed line meet the target"
             + ("; the band is what calibration expects of new users." if artefacts.get("calibration") else "."),
         ),
@@ -289,8 +295,8 @@ def _diagnostics(artefacts: Mapping[str, Any]) -> Section | None:
     plot = Plot(
         "reward_calibration",
         plots.reward_calibration(items),
-        "Held-out events in bins of what the reward model predicted, against what was observed. On the diagonal the "
-        "prediction can be taken at its word.",
+        "Events (held-out ones of a real log) in bins of what the reward model predicted, against what was observed. "
+        "On the diagonal the prediction can be taken at its word.",
         wide=True,
     )
     return Section("reward", "The reward model", "SCPO can be no better than the rewards it is given.", [plot])

@@ -14,6 +14,8 @@ from typing import Any, Literal, get_args
 from goal.errors import SchemaError
 
 ObjectiveKind = Literal["binary", "amount"]
+RESERVED = ("revenue", "cost", "fused")
+"""Names that reports and losses use for what every log has."""
 
 
 def suggestion(name: str, available: Iterable[str]) -> str:
@@ -36,6 +38,10 @@ class Objective:
 
     def __post_init__(self) -> None:
         _require_text("objectives.name", self.name)
+        if self.name in RESERVED:
+            raise SchemaError(
+                f"objective {self.name!r}: the name is taken ({', '.join(RESERVED)}); rename the column in the log"
+            )
         if self.kind not in get_args(ObjectiveKind):
             raise SchemaError(
                 f"objective {self.name!r}: kind is {self.kind!r}; expected 'binary' (0 or 1) or 'amount' (non-negative)"

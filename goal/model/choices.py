@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from goal.config import PolicyConfig
+from goal.errors import ConfigurationError
 from goal.tokenizer import EOS, PAD, SPECIAL_TOKENS
 
 
@@ -51,10 +52,23 @@ class Choices(nn.Module):
         allowed = torch.tensor(config.allowed_amounts or (), dtype=torch.float64)
         self.register_buffer("allowed", allowed, persistent=False)
         self.tolerance = 1e-6 * config.vocabulary[-1]
+        for amount in config.allowed_amounts or ():
+            self._require_writable(amount)
         self.maximum = torch.inf if config.maximum_amount is None else config.maximum_amount + self.tolerance
         one_step = config.allowed_amounts is not None and self._after_one_token_only_eos()
         self.single_step = one_step
         """Whether every amount is at most one token, so that only the first step decides."""
+
+    def _require_writable(self, amount: float) -> None:
+        rest, count, most = amount, 0, self.config.max_length - 1
+        for value in self.config.vocabulary:
+            while rest >= value - self.tolerance:
+                rest, count = rest - value, count + 1
+        if abs(rest) > self.tolerance or count > most:
+            raise ConfigurationError(
+                f"allowed_amounts: {amount} cannot be written with {most} of the vocabulary's values; list sums of "
+                f"them, or fit the vocabulary with a smaller min_unit"
+            )
 
     def _after_one_token_only_eos(self) -> bool:
         start = self.start(torch.Size([1]), self.token_values.device)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.nn.functional import leaky_relu
+from torch.nn.functional import gelu, layer_norm, leaky_relu
 
 from goal.config import PolicyConfig
 from goal.model.attention import Attention, FeedForward
-from goal_kernels import causal_conv_block, causal_conv_stack
+from goal_kernels import causal_conv_stack, dilated_causal_conv
 
 
 class CausalStates(nn.Module):
@@ -39,12 +39,8 @@ class CausalStates(nn.Module):
             )
         else:
             for layer, dilation in enumerate(self.dilations):
-                x = torch.nn.functional.gelu(
-                    causal_conv_block(
-                        x, self.weights[layer], self.biases[layer], self.norm_weights[layer], self.norm_biases[layer],
-                        dilation=dilation,
-                    )
-                )  # fmt: skip
+                inside = gelu(dilated_causal_conv(x, self.weights[layer], self.biases[layer], dilation=dilation))
+                x = layer_norm(x + inside, x.shape[-1:], self.norm_weights[layer], self.norm_biases[layer])
         return leaky_relu(self.output(x))
 
 

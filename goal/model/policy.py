@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch.nn.functional import log_softmax
 
 from goal.config import PolicyConfig
 from goal.errors import ConfigurationError
@@ -158,10 +157,6 @@ class Policy(nn.Module):
         start = torch.full((len(history), 1, 1), SOS, device=history.device)
         _, routing = self.decoder(memory, start)
         return torch.stack([probabilities.mean(dim=(0, 1)) for probabilities in routing])
-
-    def log_probs(self, memory: Memory, tokens: torch.Tensor) -> torch.Tensor:
-        """Log-probabilities `(B, m, T, V)` of the policy, in float32."""
-        return log_softmax(self.score(memory, tokens).float(), dim=-1)
 
     def _check(self, history: History, multiplier: torch.Tensor) -> None:
         config = self.config

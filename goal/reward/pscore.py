@@ -42,7 +42,8 @@ class PScore(nn.Module):
 
     A binary objective is a probability, trained by binary cross-entropy. An amount is a hurdle: whether it is positive,
     by cross-entropy, and its mean where it is, by the gamma deviance log mu + y / mu with a logarithmic link; that mean
-    is unbiased however heavy the tail. The fused utility regresses the sum of all objectives, each over its scale.
+    is unbiased however heavy the tail. The fused utility regresses the sum of the further objectives, each over its
+    scale: revenue and cost enter R and C as money already.
     The weights of the losses are learned from their uncertainty: sum_k exp(-s_k) L_k + s_k (Kendall, Gal and Cipolla,
     "Multi-task learning using uncertainty to weigh losses", 2018).
 
@@ -112,7 +113,8 @@ class PScore(nn.Module):
                 log_mean = output[:, 1].clamp(-15, 15)
                 loss = loss + (occurred * (log_mean + label * torch.exp(-log_mean))).mean()
             losses[name] = loss
-            utility = utility + label
+            if name not in (REVENUE, COST):
+                utility = utility + label
         fused = self.fusion(torch.cat(representations, dim=-1))[:, 0]
         losses[FUSED] = (fused - utility).square().mean()
         return losses
@@ -133,7 +135,7 @@ class PScore(nn.Module):
         return probability * torch.exp(output[..., 1].clamp(-15, 15)) * self.scales[position]
 
     def fused(self, states: torch.Tensor, amounts: torch.Tensor) -> torch.Tensor:
-        """The fused utility `(B, G)`: the expected sum of all objectives, each over its scale."""
+        """The fused utility `(B, G)`: the expected sum of the further objectives, each over its scale."""
         representations = [tower.representation(states, amounts) for tower in self._towers]
         return self.fusion(torch.cat(representations, dim=-1))[..., 0]
 

@@ -37,10 +37,11 @@ class DecisionState(nn.Module):
         self.empty = nn.Parameter(torch.zeros(config.dimension))
         self.output = nn.Linear(2 * config.dimension, config.dimension)
         self.clock = clock
-        self.register_buffer("uses_history", torch.tensor(True))
+        self.register_buffer("uses_history", torch.tensor(config.window > 1))
         self.size = config.dimension + config.numeric_features
         """Width of a state."""
-        self.context = 1 + (config.kernel_size - 1) * sum(config.dilations) if config.convolution else 1
+        reach = 1 + (config.kernel_size - 1) * sum(config.dilations) if config.convolution else 1
+        self.context = min(reach, config.window - 1)
         """Past events that reach a state."""
 
     uses_history: torch.Tensor
@@ -74,5 +75,17 @@ class DecisionState(nn.Module):
 
 
 def state_config(config: PolicyConfig, dimension: int) -> PolicyConfig:
-    """Return the policy's config at another width."""
-    return dataclasses.replace(config, dimension=dimension, heads=1, convolution_activation="linear")
+    """Return the policy's config at another width, with as many dilations as a window of the policy can feed."""
+    reach, dilations = 1, []
+    for dilation in config.dilations if config.convolution else ():
+        reach += (config.kernel_size - 1) * dilation
+        if reach <= config.window - 1:
+            dilations.append(dilation)
+    return dataclasses.replace(
+        config,
+        dimension=dimension,
+        heads=1,
+        convolution=bool(dilations),
+        dilations=tuple(dilations),
+        convolution_activation="linear",
+    )

@@ -63,10 +63,10 @@ class MetricsFile:
 
     def rewind(self, stage: str, step: int) -> None:
         """Drop the lines of ``stage`` from ``step`` on."""
-        lines = self.read()
-        kept = [line for line in lines if not (line["stage"] == stage and line["step"] >= step)]
-        if len(kept) < len(lines):
-            write_atomically(self.path, "".join(json.dumps(line) + "\n" for line in kept).encode())
+        kept = [line for line in self.read() if not (line["stage"] == stage and line["step"] >= step)]
+        text = "".join(json.dumps(line) + "\n" for line in kept).encode()
+        if self.path.is_file() and self.path.read_bytes() != text:  # also where a killed run left half a line
+            write_atomically(self.path, text)
 
     def read(self) -> list[dict[str, Any]]:
         """Return every complete line."""
@@ -163,6 +163,7 @@ class Loop:
             if step % self.config.log_every == 0 or last:
                 self._log(stage.name, step, values, self.config.learning_rate * factor, time.monotonic() - began)
             if last or time.monotonic() - saved > self.config.checkpoint_seconds:
+                self._require_finite(stage.name, step, float(values["loss"]))
                 self._save(stage, optimiser, generator, step + 1)
                 saved = time.monotonic()
 
@@ -177,12 +178,16 @@ class Loop:
 
     def _log(self, name: str, step: int, values: dict[str, torch.Tensor], rate: float, seconds: float) -> None:
         numbers = {key: float(value) for key, value in values.items()}
-        if not math.isfinite(numbers["loss"]):
-            raise FloatingPointError(
-                f"{name}, step {step}: loss is {numbers['loss']}; lower learning_rate, or look for extremes in the log"
-            )
+        self._require_finite(name, step, numbers["loss"])
         if self.metrics is not None:
             self.metrics.append(name, step, {**numbers, "learning_rate": rate, "step_seconds": round(seconds, 4)})
+
+    @staticmethod
+    def _require_finite(name: str, step: int, loss: float) -> None:
+        if not math.isfinite(loss):
+            raise FloatingPointError(
+                f"{name}, step {step}: loss is {loss}; lower learning_rate, or look for extremes in the log"
+            )
 
     def _path(self, stage: Stage) -> Path | None:
         return None if self.folder is None else self.folder / f"{stage.name}.checkpoint"

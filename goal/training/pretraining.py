@@ -52,9 +52,8 @@ class Pretraining:
         self.windows = windows
         self.config = config
         self.multipliers = torch.tensor(multipliers)
-        self.tokens = tokenizer.encode(windows.log.incentives)
-        """Tokens of every event of the log, `(N, 1 + T)` from SOS on."""
-        self.tokenizer = tokenizer
+        self.tokens = tokenizer.encode(windows.log.incentives[windows.rows])
+        """Tokens of the pending event of each window, `(n, 1 + T)` from SOS on."""
 
     def after_step(self) -> None:
         """Nothing follows a step."""
@@ -70,7 +69,7 @@ class Pretraining:
         drawn = self.multipliers[torch.randint(len(self.multipliers), (size,), generator=generator)]
         logged = self.windows.targets(indices).multiplier
         multiplier = drawn if logged is None else torch.from_numpy(logged)
-        tokens = self.tokens[torch.from_numpy(self.windows.rows)[indices]].to(device)
+        tokens = self.tokens[indices].to(device)
         tokens = tokens[:, : 1 + int((tokens != PAD).sum(dim=1).max())]
         inputs, targets = tokens[:, :-1], tokens[:, 1:]
         memory = policy.remember(policy.causal_states(history), history.lengths, multiplier.to(device))

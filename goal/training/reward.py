@@ -24,7 +24,9 @@ from goal.reward.pscore import COST, REVENUE
 SEGMENT = 64
 """Decisions learned from in one stretch of a user's log."""
 HELD_OUT = 20
-"""One stretch in this many is kept back, to tell whether the past helps to predict."""
+"""One user in this many is kept back, to tell whether the past helps to predict; one of all where there are fewer."""
+GROUPS = 50
+"""Groups of kept-back stretches whose losses are compared, at most."""
 FORGETTING = 0.5
 """Share of stretches that the P-Score learns from without their past."""
 EVIDENCE = 2.0
@@ -77,7 +79,7 @@ class PScoreStage:
     """Fits the P-Score to the training rows, with and without the past of each decision.
 
     A policy brings about pasts that no logged behaviour shows, and a network that reads them extrapolates. So the past
-    is used only if it lowers the loss on stretches that were kept back; see `finish`.
+    is used only if it lowers the loss on users that were kept back; see `finish`.
     """
 
     name = "pscore"
@@ -87,8 +89,10 @@ class PScoreStage:
         self.pscore = pscore
         self.log = log
         self.segments = Segments(log, rows, context=pscore.state.context)
+        users = np.unique(log.user_index[self.segments.windows.rows], return_inverse=True)[1]
+        every = min(HELD_OUT, int(users[-1]) + 1)
+        is_held_out = torch.from_numpy((users % every == every - 1) & (every > 1))
         indices = torch.arange(len(self.segments))
-        is_held_out = indices % HELD_OUT == HELD_OUT - 1
         self.learned, self.held_out = indices[~is_held_out], indices[is_held_out]
         self.per_batch = max(1, round(config.pscore.batch_size * len(self.segments) / len(rows)))
 
@@ -113,22 +117,24 @@ class PScoreStage:
 
     @torch.no_grad()
     def finish(self) -> float:
-        """Leave the past out unless the kept-back stretches speak for it.
+        """Leave the past out unless the kept-back users speak for it.
 
         Returns:
-            How many standard errors the past lowers their loss by; NaN where fewer than two were kept back.
+            How many standard errors the past lowers their loss by; NaN where fewer than two stretches were kept back.
         """
         gains = []
-        for indices in self.held_out.split(self.per_batch):
+        size = max(1, len(self.held_out) // GROUPS)
+        for indices in self.held_out[: len(self.held_out) // size * size].split(size):
             with_past, without = (
                 self.pscore.weigh(self._losses(indices, torch.full(indices.shape, forget))) for forget in (False, True)
             )
             gains.append(without - with_past)
+        self.pscore.state.uses_history.fill_(False)
         if len(gains) < 2:
             return math.nan
         gain = torch.stack(gains)
         evidence = float(gain.mean() / (gain.std() / len(gain) ** 0.5).clamp(min=1e-12))
-        self.pscore.state.uses_history.fill_(evidence > EVIDENCE)
+        self.pscore.state.uses_history.fill_(evidence > EVIDENCE and self.pscore.state.context > 0)
         return evidence
 
 
@@ -180,8 +186,9 @@ class ValueStage:
 
     With a clock, each decision is moved to a random step of the episode and the last step ends it: dynamics do not
     depend on the clock (see `DecisionState`), so a state that the log meets only early also teaches what it is worth
-    late. Rare decisions are drawn more often than they occur (see `balance`). Without a horizon the log's last event of
-    a user has no successor and is left out: the sum bootstraps.
+    late. Rare decisions are drawn more often than they occur (see `balance`). With a horizon and no clock the logged
+    end of an episode ends it. Without a horizon the log's last event of a user has no successor and is left out: the
+    sum bootstraps.
 
     Args:
         reward: holds the frozen P-Score and the value networks to train.
@@ -201,8 +208,12 @@ class ValueStage:
         self.horizon = horizon
         self.values = cast(list[LongHorizonValue], list(reward.values))
         reward.pscore.requires_grad_(False).eval()
-        successors = Windows(log, rows, length=1).successors().index
-        keep = np.flatnonzero(successors >= 0)
+        found = Windows(log, rows, length=1).successors()
+        successors = found.index
+        # With a clock the drawn step ends the episode; without one the logged end does.
+        is_last = found.terminal & (reward.clock is None)
+        keep = np.flatnonzero((successors >= 0) | is_last)
+        self.going_on = torch.from_numpy(~is_last[keep]).to(torch.float32)
         states = encode_states(reward.pscore, log, rows)
         self.states = states[keep]
         self.amounts = torch.from_numpy(log.incentives[rows[keep]]).to(torch.float32)
@@ -245,7 +256,7 @@ class ValueStage:
         place = torch.rand(size, generator=generator, dtype=torch.float64) * self.cumulative[-1]
         indices = torch.searchsorted(self.cumulative, place).clamp(max=len(self.states) - 1)
         clock = next_clock = None
-        going_on = torch.ones(size)
+        going_on = self.going_on[indices]
         if reward.clock is not None and self.horizon is not None:
             step = torch.randint(self.horizon, (size,), generator=generator)
             clock = (step / self.horizon).to(device)

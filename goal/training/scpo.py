@@ -21,6 +21,9 @@ from goal.tokenizer import PAD, SOS, IncentiveTokenizer
 from goal.training.states import StateSampler
 from goal_kernels import group_advantage, scpo_loss
 
+NO_KL = 1e-4
+"""A geometric fall never gets to 0; a weight of 0 is approached by way of this one."""
+
 
 class Rollout(NamedTuple):
     """Candidates of one batch of states with all that the updates need."""
@@ -122,9 +125,9 @@ class Scpo:
         policy settles on one amount for all of them first, and the clip lets it leave that by a few per cent a rollout.
         """
         start, end = self.config.kl_weight_start, self.config.kl_weight
-        if start <= end:
+        if start <= end or progress >= 0.5:
             return end
-        return max(end, start * (max(end, 1e-4) / start) ** min(1.0, 2 * progress))
+        return start * (max(end, NO_KL) / start) ** (2 * progress)
 
     def _logits(self, policy: Policy, history: History, tokens: torch.Tensor) -> torch.Tensor:
         """Logits `(S * n, m, T, V)`; the convolution runs once a state, not once a multiplier."""

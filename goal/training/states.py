@@ -35,5 +35,7 @@ class StateSampler:
             step = torch.randint(self.horizon, (size,), generator=generator)
             last = history.numeric[torch.arange(size), history.lengths - 1, self.clock]
             shift = step / self.horizon - last
-            history.numeric[..., self.clock] = (history.numeric[..., self.clock] + shift[:, None]).clamp(min=0)
+            moved = (history.numeric[..., self.clock] + shift[:, None]).clamp(min=0)
+            is_event = torch.arange(history.window) < history.lengths[:, None]
+            history.numeric[..., self.clock] = moved.where(is_event, 0)
         return history.to(self.device)

@@ -20,7 +20,6 @@ from goal_kernels.routed_experts import _launches, _launches_backward
 from goal_kernels.routed_experts._plan import MAX_EXPERTS, MAX_PAIRS, plan
 from goal_kernels.routed_experts.eager import Routing
 
-
 LIMITS = f"16- and 32-bit floats, up to {MAX_EXPERTS} experts, tokens * experts below {MAX_PAIRS}, no empty layer"
 
 

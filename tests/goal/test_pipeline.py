@@ -6,6 +6,10 @@ import dataclasses
 import json
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -20,11 +24,12 @@ from goal.config import (
     RewardConfig,
     RunConfig,
     ScpoConfig,
+    VocabularyConfig,
     dumps,
     from_dict,
 )
 from goal.errors import ConfigurationError
-from goal.log import read, write
+from goal.log import Schema, read, write
 from goal.pipeline import STAGES, Run
 from goal.simulator import preset, simulate
 
@@ -136,6 +141,63 @@ def test_a_real_log(tmp_path: Path) -> None:
     assert summary["estimate"] is True and summary["sweep"][0]["oracle_value"] is None
     page = (tmp_path / "run" / "report.html").read_text()
     assert "estimate" in page and "last amount" in page
+
+
+def test_a_log_of_a_shop(tmp_path: Path) -> None:
+    """No clock, no horizon, a fitted cost, amounts in cents, categories and missing numbers; a category comes late."""
+    rng = np.random.default_rng(0)
+    users, visits = 40, 30
+    size = users * visits
+    amount = np.where(rng.random(size) < 0.3, 0.0, np.round(rng.lognormal(0.5, 0.8, size), 2))
+    last = np.tile(np.arange(visits), users) >= visits - 4
+    table = pa.table({
+        "user": np.repeat(np.arange(users), visits),
+        "day": np.tile(np.arange(visits), users),
+        "coupon": amount,
+        "sales": rng.gamma(2.0, 3.0 + amount),
+        "margin_lost": 0.4 * amount,
+        "basket": np.where(rng.random(size) < 0.1, np.nan, rng.normal(size=size)),
+        "country": np.where(last, "zz", rng.choice(["at", "de"], size)),
+        "came_back": rng.integers(0, 2, size),
+    })  # fmt: skip
+    pq.write_table(table, tmp_path / "shop.parquet")
+    (tmp_path / "shop.toml").write_text(
+        'user = "user"\ntime = "day"\nincentive = "coupon"\nrevenue = "sales"\ncost = "margin_lost"\n'
+        'numeric = ["basket"]\ncategorical = ["country"]\n[[objectives]]\nname = "came_back"\nkind = "binary"\n'
+    )
+    config = dataclasses.replace(
+        TINY, environment=None, log=str(tmp_path / "shop.parquet"), schema=str(tmp_path / "shop.toml"), roi_target=2.0,
+        vocabulary=VocabularyConfig(min_unit=0.01),
+    )  # fmt: skip
+    for horizon in ("immediate", "long"):
+        reward = dataclasses.replace(TINY.reward, horizon=horizon, fusion_weight=0.5)
+        run = Run(dataclasses.replace(config, reward=reward), tmp_path / horizon)
+        summary = run.run()
+        assert summary["estimate"] is True and np.isfinite([row["rev"] for row in summary["sweep"]]).all()
+        json.loads((tmp_path / horizon / "evaluation.json").read_text(), parse_constant=pytest.fail)
+    policy = Policy.from_pretrained(tmp_path / "long" / "policy")
+    assert policy.config.categories == (("at", "de"),)  # "zz" is in no training row
+    one = table.filter(pc.equal(table["country"], "de"))
+    pq.write_table(one, tmp_path / "one.parquet")
+    log = read(tmp_path / "one.parquet", Schema.load(tmp_path / "shop.toml"), categories=policy.config.categories)
+    assert set(log.categorical[:, 0].tolist()) == {2}
+
+
+def test_amounts_that_the_vocabulary_cannot_write_are_not_offered(tmp_path: Path) -> None:
+    log = simulate(preset("calibrated"), "uniform", users=30, seed=3)
+    halves = dataclasses.replace(log, incentives=log.incentives / 2, cost=log.cost / 2)
+    halves.schema.save(tmp_path / "log.toml")
+    write(halves, tmp_path / "log.parquet")
+    config = dataclasses.replace(
+        TINY, environment=None, log=str(tmp_path / "log.parquet"), schema=str(tmp_path / "log.toml")
+    )
+    run = Run(config, tmp_path / "run")
+    run.run(until="vocabulary")  # its smallest unit is 1
+    allowed = run.policy_config.allowed_amounts
+    assert allowed is not None and 0.5 not in allowed and {0.0, 1.0, 5.0} <= set(allowed)
+    assert run.tokenizer.decode(run.tokenizer.encode(allowed)).tolist() == list(allowed)
+    with pytest.raises(ConfigurationError, match=r"allowed_amounts: 0\.5 cannot be written"):
+        Policy(dataclasses.replace(run.policy_config, allowed_amounts=(0.0, 0.5)))
 
 
 def test_configuration_survives_json() -> None:

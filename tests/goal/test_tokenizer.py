@@ -175,7 +175,6 @@ def test_constructor_refuses_bad_vocabularies(values, max_length):
         (np.array([1, 2], np.int32), {}, "int32"),
         (np.array([5.0]), {"min_unit": -1.0}, "min_unit"),
         (np.array([5.0]), {"max_length": 0}, "max_length"),
-        (np.array([5.0]), {"method": "best"}, "method is 'best'"),
         (np.array([40.0, 2.0]), {"max_tokens": 1}, "2 amounts, such as 40.0, need more than max_length = 1"),
     ],
 )

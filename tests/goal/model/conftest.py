@@ -14,7 +14,7 @@ def small_config(**changes: object) -> PolicyConfig:
     values: dict = {
         "vocabulary": (100.0, 30.0, 7.0, 1.0),
         "numeric_features": 2,
-        "categorical_sizes": (3,),
+        "categories": (("a", "b", "c"),),
         "outcomes": 2,
         "window": 8,
         "dimension": 16,
