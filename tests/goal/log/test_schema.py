@@ -111,3 +111,9 @@ def test_an_absent_file_is_named(tmp_path: Path) -> None:
 def test_is_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         FULL.user = "v"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", ["revenue", "cost", "fused"])
+def test_names_that_losses_use_are_no_objectives(name: str) -> None:
+    with pytest.raises(SchemaError, match=f"objective '{name}': the name is taken"):
+        Objective(name)

@@ -92,6 +92,9 @@ def test_a_half_written_line_is_dropped(tmp_path: Path) -> None:
     file.append("a", 1, {"loss": 3.0})
     with file.path.open("a") as handle:
         handle.write('{"stage": "a", "st')
+    file.rewind("a", 2)  # nothing but the half line goes, and what comes next has a line of its own
+    file.append("a", 2, {"loss": 4.0})
+    assert [line["loss"] for line in file.read()] == [1.0, 2.0, 3.0, 4.0]
     file.rewind("a", 1)
     assert file.read() == [{"stage": "a", "step": 0, "loss": 1.0}, {"stage": "b", "step": 0, "loss": 2.0}]
     assert all(json.loads(line) for line in file.path.read_text().splitlines())

@@ -12,7 +12,7 @@ from goal.config import LoopConfig, PolicyConfig, RewardConfig
 from goal.data import Data
 from goal.log import FeatureScaling, Splits, Windows
 from goal.reward import LongHorizonValue, PScore, RewardModel
-from goal.reward.state import state_config
+from goal.reward.state import DecisionState, state_config
 from goal.simulator import preset, simulate
 from goal.training import Loop, PScoreStage, ValueStage
 from goal.training.reward import Segments, balance, encode_states
@@ -105,6 +105,28 @@ def test_rare_decisions_weigh_more(data: Data) -> None:
     numeric[3, 0] = np.nan  # a missing number is a cell of its own
     moved = balance(dataclasses.replace(data.log, numeric=numeric), rows, leave_out=data.clock)
     assert moved[3] == 1.0 and np.abs(np.delete(moved - weights, 3)).max() < 0.5
+
+
+@pytest.mark.parametrize(("window", "context"), [(16, 7), (8, 7), (7, 3), (4, 3), (2, 1), (1, 0)])
+def test_no_state_needs_more_past_than_a_window_holds(window: int, context: int, data: Data, tokenizer) -> None:
+    torch.manual_seed(0)
+    state = DecisionState(state_config(tiny_config(data, tokenizer, window=window), 16), data.scaling, clock=None)
+    assert state.context == context and bool(state.uses_history) is (window > 1)
+    windows = [data.windows(np.array([60, 250]), length).batch(np.arange(2)) for length in (window, 40)]
+    with torch.no_grad():
+        torch.testing.assert_close(*(state.pending(history) for history in windows), rtol=1e-4, atol=1e-5)
+
+
+def test_without_a_clock_an_episode_ends_where_the_log_says(data: Data, tokenizer) -> None:
+    pscore = make_pscore(data, tokenizer)
+    rows = data.splits.training
+    for clock, expected in ((None, len(rows)), (data.clock, len(rows) - 40)):
+        value = LongHorizonValue(pscore.state.size, data.scaling, multipliers=(1.0,), hidden=8, clock=clock is not None)
+        reward = RewardModel(pscore, [value], grid=torch.arange(11.0), multipliers=torch.tensor([1.0]), discount=0.9,
+                             cost_rate=1.0, clock=clock)  # fmt: skip
+        stage = ValueStage(reward, data.log, rows, RewardConfig(), horizon=100)
+        assert len(stage.states) == expected  # with a clock the 40 last events have no successor and teach nothing
+        assert int((stage.going_on == 0).sum()) == (40 if clock is None else 0)
 
 
 def test_the_clock_does_not_reach_the_pscore(data: Data, tokenizer) -> None:

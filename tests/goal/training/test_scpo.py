@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -129,3 +130,19 @@ def test_states_where_most_is_lost_are_drawn_first(policy: Policy, data: Data) -
     share = torch.cat([h.numeric[torch.arange(50), h.lengths - 1, 0] < 1.5 for h in drawn]).float().mean()
     everywhere = (data.log.numeric[:, 0] < 1.5).mean()
     assert 0 < everywhere < 0.3 and share > 2 * everywhere
+
+
+def test_the_weight_of_the_kl_falls_to_its_end(policy: Policy, data: Data) -> None:
+    for end in (0.0, 0.01):
+        stage = make(policy, data, kl_weight_start=0.3, kl_weight=end)
+        weights = [stage.kl_weight(progress) for progress in np.linspace(0, 1, 21)]
+        assert weights[0] == pytest.approx(0.3) and weights[10:] == [end] * 11
+        assert all(a > b for a, b in itertools.pairwise(weights[:11]))
+
+
+def test_moving_the_clock_leaves_the_padding_empty(data: Data) -> None:
+    windows = data.windows(data.splits.training, 8)
+    states = StateSampler(windows, clock=data.clock, horizon=data.schema.horizon)
+    history = states.draw(400, torch.Generator().manual_seed(0))
+    assert (history.lengths < 8).any()
+    history.validate()
