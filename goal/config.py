@@ -288,10 +288,13 @@ class EvaluationConfig:
             _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         _require(self.rvr_stride is None or self.rvr_stride >= 1, "rvr_stride", self.rvr_stride, "None or at least 1")
 
-    @property
-    def stride(self) -> int:
+    def window(self, interactions: int) -> int:
+        """Window of the ROI violation rate on a stream; a shorter stream is one window."""
+        return min(self.rvr_window, interactions)
+
+    def stride(self, interactions: int) -> int:
         """Interactions from one window to the next."""
-        return max(1, self.rvr_window // 4) if self.rvr_stride is None else self.rvr_stride
+        return max(1, self.window(interactions) // 4) if self.rvr_stride is None else self.rvr_stride
 
 
 @dataclass(frozen=True)
@@ -328,7 +331,10 @@ class RunConfig:
             math.isfinite(self.roi_target) and self.roi_target > 0, "roi_target", self.roi_target, "positive and finite"
         )
         _require(
-            (self.log is None) == (self.schema is None), "schema", self.schema, "given together with log, and only then"
+            (self.log is None) == (self.schema is None),
+            "schema",
+            self.schema,
+            "--log and --schema together, or neither",
         )
 
 

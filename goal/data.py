@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from goal.config import RunConfig
+from goal.errors import ConfigurationError
 from goal.log import FeatureScaling, InteractionLog, Schema, Splits, Windows, read, split_by_time
 from goal.simulator import Parameters, load, simulate
 
@@ -97,6 +98,12 @@ def load_data(config: RunConfig) -> Data:
         assert config.schema is not None
         log = read(config.log, Schema.load(config.schema))
         splits = split_by_time(log)
+        users = len(np.unique(log.user_index[splits.calibration]))
+        if users < 2:
+            raise ConfigurationError(
+                f"{config.log}: the calibration part of the log (15% of its events, by time) holds {users} users; at "
+                f"least 2 are needed"
+            )
         # A category that training never saw is unknown: nothing would have trained its embedding.
         return Data(log.keep_categories(splits.training), splits, None, config.seed)
     parameters = load(config.environment or "calibrated")

@@ -92,14 +92,19 @@ class Run:
         path = self.folder / "config.json"
         if path.is_file():
             there, here = (_leaves(json.loads(text)) for text in (path.read_text(), dumps(self.config)))
-            for name, value in here.items():
-                if there.get(name) != value:
-                    raise ConfigurationError(
-                        f"{self.folder} holds a run with {name}={there.get(name)!r}, this one has {value!r}; "
-                        f"choose another --out or the same settings"
-                    )
-        else:
-            write_atomically(path, (dumps(self.config) + "\n").encode())
+            changed = [name for name, value in here.items() if there.get(name) != value]
+            if not changed:
+                return
+            refused = [name for name in changed if not name.startswith("evaluation.")]
+            if refused and self.seconds:
+                name = refused[0]
+                raise ConfigurationError(
+                    f"{self.folder} holds a run with {name}={there.get(name)!r}, this one has {here[name]!r}; "
+                    f"choose another --out or the same settings"
+                )
+            # Nothing has ended yet, or only what is measured has changed.
+            self._forget("evaluation")
+        write_atomically(path, (dumps(self.config) + "\n").encode())
 
     # ---- what the stages share
 
@@ -210,10 +215,14 @@ class Run:
         evidence = stage.finish()
         if config.history == "always":
             reward.pscore.state.uses_history.fill_(True)
-        self.announce(
-            f"  the past of a decision is {'used' if reward.pscore.state.uses_history else 'left out'}: it lowers the "
-            f"held-out loss by {evidence:.1f} standard errors"
+        why = (
+            "as told"
+            if config.history == "always"
+            else f"evidence of {evidence:.1f} standard errors on kept-back users"
         )
+        why = "too few users to tell" if math.isnan(evidence) and config.history == "auto" else why
+        used = "used" if reward.pscore.state.uses_history else "left out"
+        self.announce(f"  the past of a decision is {used} ({why})")
         weights = reward.pscore.state_dict()
         multipliers = self._candidates(reward)
         reward = self.build_reward(multipliers)
@@ -244,7 +253,8 @@ class Run:
         revenue, cost = reward.immediate(reward.pscore.state.pending(history))
         # A cost tower need not be monotone; the threshold asks for ascending costs.
         order = cost.mean(dim=0).argsort()
-        cost = cost[:, order].cummax(dim=1).values + 1e-6 * torch.arange(len(order), device=cost.device)
+        cost = cost[:, order].double().cummax(dim=1).values
+        cost += 1e-6 * cost.max().clamp(min=1e-6) * torch.arange(len(order), device=cost.device)
         limit = threshold(revenue[:, order].cpu().numpy(), cost.cpu().numpy(), quantile=THRESHOLD_QUANTILE)
         target, step = self.config.roi_target, self.config.constraint.step
         found = candidates(target, step=step, threshold=min(limit, THRESHOLD_CAP * target))
@@ -307,8 +317,7 @@ class Run:
     def run_stage(self, name: str, *, again: bool = False) -> None:
         """Run one stage unless its result is there; ``again`` runs it anyway, and what came after it counts no more."""
         if again:
-            earlier = {stage: self.seconds[stage] for stage in STAGES[: STAGES.index(name)] if stage in self.seconds}
-            self._write("stages.json", earlier)
+            self._forget(name)
         elif name in self.seconds:
             self.announce(f"{name}: its result is there")
             return
@@ -329,6 +338,12 @@ class Run:
         seconds = time.monotonic() - began
         self._write("stages.json", {**self.seconds, name: round(seconds, 3)})
         self.announce(f"{name}: {seconds:.1f} s")
+
+    def _forget(self, name: str) -> None:
+        """Let the result of a stage and of those after it count no more."""
+        if self.seconds:
+            earlier = STAGES[: STAGES.index(name)]
+            self._write("stages.json", {stage: took for stage, took in self.seconds.items() if stage in earlier})
 
     @property
     def seconds(self) -> dict[str, float]:

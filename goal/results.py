@@ -86,9 +86,11 @@ def estimated_per_user(run: Run, policy: Policy) -> tuple[Callable[[float], PerU
     data = run.data
     windows = data.windows(data.splits.calibration, policy.config.window)
     users, index = np.unique(data.log.user_index[windows.rows], return_inverse=True)
+    interactions = len(windows) / len(users)
 
     def by_user(values: np.ndarray) -> np.ndarray:
-        return np.bincount(index, weights=values, minlength=len(users))
+        # Over the mean number of interactions, so that the mean over users is per interaction.
+        return np.bincount(index, weights=values, minlength=len(users)) / interactions
 
     def evaluate(multiplier: float) -> PerUser:
         revenue, cost = predict(run, windows, allocate(policy, windows, multiplier))
@@ -117,11 +119,11 @@ def sweep_multipliers(run: Run) -> list[float]:
 def _evaluate_simulated(run: Run, policy: Policy, parameters: Parameters) -> dict[str, Any]:
     config = run.config
     settings = config.evaluation
-    seed = seed_of(config.seed, TEST_STREAM)
+    seed, interactions = seed_of(config.seed, TEST_STREAM), settings.users * parameters.horizon
     multipliers = sweep_multipliers(run)
     common = {
         "users": settings.users, "seed": seed, "roi_target": config.roi_target,
-        "window": settings.rvr_window, "stride": settings.stride,
+        "window": settings.window(interactions), "stride": settings.stride(interactions),
     }  # fmt: skip
     swept = sweep(policy, parameters, multipliers, **common)
     calibration = run.read("calibration.json")
@@ -131,7 +133,7 @@ def _evaluate_simulated(run: Run, policy: Policy, parameters: Parameters) -> dic
     bounded = config.constraint.roi == "average" and not _users_differ(parameters)
     best = best_revenue(parameters, config.roi_target) if bounded else None
     headline = {
-        **_headline(run, row, calibration, settings.rvr_window, settings.stride),
+        **_headline(run, row, calibration, interactions),
         "users": settings.users,
         "never_pay_rev": chosen.never_pay_rev,
     }
@@ -159,7 +161,12 @@ def _evaluate_log(run: Run, policy: Policy) -> dict[str, Any]:
     # The stream of all users in time order; a user's own order breaks ties.
     order = np.argsort(log.time[windows.rows], kind="stable")
     revenue, cost = log.revenue[windows.rows][order], log.cost[windows.rows][order]
-    logged = {"target": config.roi_target, "window": settings.rvr_window, "stride": settings.stride}
+    interactions = len(windows)
+    logged = {
+        "target": config.roi_target,
+        "window": settings.window(interactions),
+        "stride": settings.stride(interactions),
+    }
     calibration = run.read("calibration.json")
     never = predict(run, windows, np.zeros(len(windows)))[0]
     rows = []
@@ -176,11 +183,11 @@ def _evaluate_log(run: Run, policy: Policy) -> dict[str, Any]:
             }
         )  # fmt: skip
     swept, row = rows[:-1], rows[-1]
-    window_roi = metrics.window_roi(revenue, cost, window=settings.rvr_window, stride=settings.stride).tolist()
+    window_roi = metrics.window_roi(revenue, cost, window=logged["window"], stride=logged["stride"]).tolist()
     window_roi = [value if math.isfinite(value) else None for value in window_roi]  # JSON has no infinity
     return {
         "headline": {
-            **_headline(run, row, calibration, settings.rvr_window, settings.stride),
+            **_headline(run, row, calibration, interactions),
             "estimate": True,
             "never_pay_rev": float(never.mean()),
         },
@@ -201,7 +208,7 @@ def _evaluate_log(run: Run, policy: Policy) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _headline(run: Run, row: dict[str, Any], calibration: dict[str, Any], window: int, stride: int) -> dict[str, Any]:
+def _headline(run: Run, row: dict[str, Any], calibration: dict[str, Any], interactions: int) -> dict[str, Any]:
     intervals, kind = calibration["intervals"], run.config.constraint.roi
     return {
         "roi_target": run.config.roi_target,
@@ -211,8 +218,8 @@ def _headline(run: Run, row: dict[str, Any], calibration: dict[str, Any], window
         "roi_kind": kind,
         ("roi_interval" if kind == "average" else "incremental_roi_interval"): intervals.get("roi"),
         **{name: row[name] for name in ("multiplier", "roi", "rev", "cost", "rvr", "incremental_roi")},
-        "window": window,
-        "stride": stride,
+        "window": run.config.evaluation.window(interactions),
+        "stride": run.config.evaluation.stride(interactions),
     }
 
 
@@ -241,7 +248,7 @@ def _reward_calibration(run: Run, *, bins: int = 10) -> list[dict[str, Any]]:
     windows = data.windows(rows, run.policy_config.window)
     predicted, _ = predict(run, windows, data.log.incentives[rows])
     observed = data.log.revenue[rows]
-    groups = np.array_split(np.argsort(predicted, kind="stable"), bins)
+    groups = np.array_split(np.argsort(predicted, kind="stable"), min(bins, len(rows)))
     return [
         {
             "objective": "revenue",

@@ -165,6 +165,8 @@ def calibrate(
         below = max(multiplier for multiplier in evaluations if multiplier < chosen)
         while above - below > refine:
             middle = (above + below) / 2
+            if middle in (above, below):  # neighbouring floats
+                break
             above, below = (middle, below) if meets(middle) else (above, middle)
         chosen = _smallest_that_meets(evaluations, roi_target, confidence)
 
@@ -302,10 +304,16 @@ def _message(
         reached = f"{name} {top.roi:.3g}"
         if confidence is not None:
             reached += f", at least {top.intervals['roi'][0]:.3g} on new users with confidence {confidence:g}"
+        if top.meets:
+            return (
+                f"No multiplier meets the {name} target {roi_target:g} for certain: {top.multiplier:.4g} gives "
+                f"{reached}, but its neighbours contradict it, so it may be noise. The largest, {best.multiplier:.4g}, "
+                "is returned: calibrate on more users."
+            )
         return (
             f"No multiplier meets the {name} target {roi_target:g}: the best of {len(evaluations)} evaluated, "
             f"{top.multiplier:.4g}, gives {reached}. The safest, {best.multiplier:.4g}, is returned and misses it: "
-            "lower the target, add larger multipliers, or do not pay."
+            "lower the target, or do not pay."
         )
     if math.isinf(best.roi):
         return f"Multiplier {best.multiplier:.4g} pays nothing, so no target is missed and no payment gains anything."

@@ -43,9 +43,10 @@ def over_multiplier(
     """One column of the sweep over the multiplier, with a band of two standard errors where there are any."""
     figure, (axis,) = new_figure()
     x, y = _column(sweep, "multiplier"), _column(sweep, name)
-    if error is not None and all(row.get(error) is not None for row in sweep):
+    if error is not None:
         band = 2 * _column(sweep, error)
-        axis.fill_between(x, y - band, y + band, color=POLICY, alpha=0.15, lw=0)
+        known = np.isfinite(band)
+        axis.fill_between(x[known], (y - band)[known], (y + band)[known], color=POLICY, alpha=0.15, lw=0)
     _line(axis, x, y)
     _mark_chosen(axis, x, y, chosen)
     axis.set(xlabel=MULTIPLIER_LABEL, ylabel=label, ylim=padded(y.tolist(), floor=0.0))

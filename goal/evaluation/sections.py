@@ -31,30 +31,39 @@ def sections(artefacts: Mapping[str, Any]) -> list[Section]:
     return [section for section in made if section is not None and section.blocks]
 
 
+def _curve(artefacts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The sweep with the chosen multiplier among it, as it was measured: the ring lies on the curve."""
+    sweep, headline = list(artefacts["sweep"]), artefacts["headline"]
+    if None in (headline["rev"], headline["cost"]) or any(row["multiplier"] == headline["multiplier"] for row in sweep):
+        return sweep
+    chosen = {"value": headline["rev"] - headline["multiplier"] * headline["cost"], **headline}
+    return sorted([*sweep, chosen], key=lambda row: row["multiplier"])
+
+
 def _control(artefacts: Mapping[str, Any]) -> Section:
-    sweep, headline = artefacts["sweep"], artefacts["headline"]
+    sweep, headline, curve = artefacts["sweep"], artefacts["headline"], _curve(artefacts)
     target, chosen = headline["roi_target"], headline["multiplier"]
     currency, points = _unit(artefacts, "currency"), artefacts.get("frontier") or {}
     tag = " All of it is estimated by the reward model, not observed." if headline.get("estimate") else ""
     blocks: list[Block] = [
         Plot(
             "cost",
-            plots.over_multiplier(sweep, "cost", f"cost ({currency})", chosen=chosen, error="cost_error"),
+            plots.over_multiplier(curve, "cost", f"cost ({currency})", chosen=chosen, error="cost_error"),
             "Cost per interaction. It should fall as the multiplier rises. The ring marks the chosen multiplier.",
         ),
         Plot(
             "revenue",
-            plots.over_multiplier(sweep, "rev", f"revenue ({currency})", chosen=chosen, error="rev_error"),
+            plots.over_multiplier(curve, "rev", f"revenue ({currency})", chosen=chosen, error="rev_error"),
             "Revenue per interaction, which pays for the lower cost by falling too. Bands are two standard errors.",
         ),
         Plot(
             "roi",
             plots.roi_against_target(
-                sweep,
+                curve,
                 target,
                 chosen=chosen,
                 calibration=artefacts.get("calibration"),
-                kind=artefacts["headline"].get("roi_kind", "average"),
+                kind=headline.get("roi_kind", "average"),
             ),
             "Revenue per unit of cost. Multipliers above the dashed line meet the target"
             + ("; the band is what calibration expects of new users." if artefacts.get("calibration") else "."),
@@ -62,7 +71,7 @@ def _control(artefacts: Mapping[str, Any]) -> Section:
         Plot(
             "violations",
             plots.over_multiplier(
-                [{**row, "rvr": None if row["rvr"] is None else 100 * row["rvr"]} for row in sweep],
+                [{**row, "rvr": None if row["rvr"] is None else 100 * row["rvr"]} for row in curve],
                 "rvr",
                 "windows below target (%)",
                 chosen=chosen,
@@ -72,7 +81,7 @@ def _control(artefacts: Mapping[str, Any]) -> Section:
         ),
         Plot(
             "frontier",
-            plots.frontier(sweep, points, target, chosen=chosen, currency=currency),
+            plots.frontier(curve, points, target, chosen=chosen, currency=currency),
             "Every multiplier is one point of the trade between cost and revenue. Points in the shaded wedge miss the "
             "target."
             + (" The dotted line is the exact optimum, which knows each user's state." if points.get("oracle") else "")
@@ -209,8 +218,9 @@ def _log(artefacts: Mapping[str, Any]) -> Section:
     if not log["randomised"]:
         blocks.append(
             Note(
-                "Lift is not identified. The amounts in this log were not assigned at random, so users who were paid "
-                "more may have differed from the start. No figure here says what paying more, or less, would cause.",
+                "Lift is not identified. The schema names no propensity, the probability with which each amount was "
+                "drawn, so amounts count as not assigned at random: users who were paid more may have differed from "
+                "the start. No figure here says what paying more, or less, would cause.",
                 warning=True,
             )
         )

@@ -104,6 +104,7 @@ class LogAssembler:
             conversion.require(
                 name, values, conversion.non_negative(values), place, "a finite amount that is not negative"
             )
+            _to_float32(name, values, place)  # windows hold amounts so
             return values
 
         batch["incentives"] = amounts(schema.incentive)

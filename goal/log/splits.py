@@ -56,7 +56,7 @@ def split_by_time(
         if shares[0] == 0:
             first = -np.inf
         allowed_empty = [share == 0 for share in shares]
-        asked = f"fractions {tuple(shares)}"
+        asked = f"fractions {tuple(shares.tolist())}"
     else:
         if len(boundaries) != 2:
             raise ConfigurationError(
@@ -96,7 +96,7 @@ def split_by_user(
     parts = np.repeat(part, np.diff(log.offsets))
     splits = Splits(*(np.flatnonzero(parts == number) for number in range(3)))
     _require_parts(
-        splits, [share == 0 for share in shares], f"fractions {tuple(shares)}: the log has {log.users} users"
+        splits, [share == 0 for share in shares], f"fractions {tuple(shares.tolist())}: the log has {log.users} users"
     )
     return splits
 

@@ -55,7 +55,7 @@ class Experts(nn.Module):
         out, routing = routed_experts(
             x.flatten(0, 1), condition, self.gate, self.w1, self.b1, self.w2, self.b2, k=self.per_token
         )
-        return out.view_as(x), routing.probabilities.view(*x.shape[:2], -1)
+        return out.view_as(x), routing.probabilities.view(*x.shape[:2], len(self.gate))
 
 
 class DecoderLayer(nn.Module):
@@ -87,12 +87,12 @@ class DecoderLayer(nn.Module):
                 cache.layers.append(keys_values)
         attended = self.self_attention(normed, keys_values, causal=steps > 1)
         x = x + self.dropout(attended.view_as(x))
-        x = x.reshape(batch, samples * steps, -1)
+        x = x.reshape(batch, samples * steps, x.shape[-1])
         attended = self.cross_attention(self.cross_norm(x), memory.keys_values[layer], mask=memory.mask)
         x = x + self.dropout(attended)
         mixed, probabilities = self.experts(self.experts_norm(x), memory.condition)
         x = x + self.dropout(mixed)
-        return x.view(batch, samples, steps, -1), probabilities
+        return x.view(batch, samples, steps, x.shape[-1]), probabilities
 
 
 class IncentiveDecoder(nn.Module):

@@ -140,8 +140,10 @@ class Policy(nn.Module):
             ValueError: a shape or a setting does not fit; the message names it.
         """
         self._check(history, multiplier)
-        if samples < 1 or not temperature > 0:
-            raise ValueError(f"samples={samples}, temperature={temperature}: expected at least 1 and above 0")
+        if samples < 1 or not 0 < temperature < math.inf:
+            raise ValueError(
+                f"samples={samples}, temperature={temperature}: expected at least 1, and above 0 and finite"
+            )
         memory = self.remember(self.causal_states(history), history.lengths, multiplier)
         return generate(self, memory, samples=samples, greedy=greedy, temperature=temperature, generator=generator)
 
@@ -166,10 +168,17 @@ class Policy(nn.Module):
             raise ValueError(
                 f"history: {came} numeric, categorical and outcome columns came; this policy was built for {expected}"
             )
+        if not isinstance(multiplier, torch.Tensor):
+            raise ValueError(f"multiplier: a {type(multiplier).__name__} came; expected a tensor ({len(history)},)")
         if multiplier.shape != history.lengths.shape:
             raise ValueError(
                 f"multiplier: shape {tuple(multiplier.shape)} came; expected ({len(history)},), one a window"
             )
+        # A GPU would have to be waited for to look at values.
+        if multiplier.device.type == "cpu" and not torch.compiler.is_compiling():
+            bad = ~(multiplier.isfinite() & (multiplier >= 0))
+            if bad.any():
+                raise ValueError(f"multiplier: {float(multiplier[bad][0])} came; expected finite numbers of at least 0")
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write weights (safetensors), config.json, vocabulary.json and scaling.json into ``folder``."""

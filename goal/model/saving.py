@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from goal.config import PolicyConfig, dumps, from_dict
@@ -38,8 +39,8 @@ def load(kind: type[Policy], folder: Path) -> Policy:
         raise ConfigurationError(f"{path}: not found; expected a folder that Policy.save_pretrained wrote")
     try:
         policy.load_state_dict(load_file(path))
-    except RuntimeError as error:
-        raise ConfigurationError(f"{path}: does not fit {folder / CONFIG}: {error}") from error
+    except (RuntimeError, SafetensorError) as error:
+        raise ConfigurationError(f"{path}: cannot be read, or does not fit {folder / CONFIG}: {error}") from error
     return policy
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from goal.config import RewardConfig
+from goal.errors import ConfigurationError
 from goal.log import History, InteractionLog, Windows
 from goal.reward import LongHorizonValue, PScore, RewardModel
 from goal.reward.pscore import COST, REVENUE
@@ -29,7 +30,7 @@ GROUPS = 50
 """Groups of kept-back stretches whose losses are compared, at most."""
 FORGETTING = 0.5
 """Share of stretches that the P-Score learns from without their past."""
-EVIDENCE = 2.0
+EVIDENCE = 3.0
 """Standard errors by which the past must lower the held-out loss to be used."""
 
 
@@ -213,6 +214,10 @@ class ValueStage:
         # With a clock the drawn step ends the episode; without one the logged end does.
         is_last = found.terminal & (reward.clock is None)
         keep = np.flatnonzero((successors >= 0) | is_last)
+        if len(keep) == 0:
+            raise ConfigurationError(
+                "reward.horizon='long': no decision of the log is followed by another of its user; take 'immediate'"
+            )
         self.going_on = torch.from_numpy(~is_last[keep]).to(torch.float32)
         states = encode_states(reward.pscore, log, rows)
         self.states = states[keep]

@@ -50,7 +50,7 @@ def test_a_vocabulary_is_built_from_a_folder_of_parquet(tmp_path: Path, capsys: 
         (["vocabulary", "--column", "coins"], "--amounts FILE and --column NAME belong together"),
         (["vocabulary", "--amounts", "nowhere.parquet", "--column", "coins"], "no Parquet file at nowhere.parquet"),
         (["run", "--environment", "paradise"], "paradise"),
-        (["run", "--log", "nowhere.parquet"], "schema=None: expected given together with log"),
+        (["run", "--log", "nowhere.parquet"], "expected --log and --schema together, or neither"),
         (["run", "--log", "nowhere.parquet", "--schema", "nowhere.toml"], "nowhere.toml: cannot read the schema"),
         (["scpo", "--out", "nowhere"], "config.json: not found"),
         (["run", "--roi-target", "-1"], "roi_target=-1.0: expected positive"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -119,6 +120,23 @@ def test_a_run_that_stopped_ends_with_the_same_result(
 def test_other_settings_in_the_same_folder_are_refused(finished: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"roi_target=3\.0, this one has 2\.5"):
         Run(dataclasses.replace(TINY, roi_target=2.5), finished)
+
+
+def test_only_what_is_measured_may_change_later(finished: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(finished, folder)
+    settings = dataclasses.replace(TINY.evaluation, users=15, rvr_window=5000, rvr_stride=None)
+    run = Run(dataclasses.replace(TINY, evaluation=settings), folder)
+    assert "calibration" in run.seconds and "evaluation" not in run.seconds
+    run.run()
+    headline = run.read("evaluation.json")["headline"]
+    assert (headline["users"], headline["window"], headline["stride"]) == (15, 1500, 375)  # one window, all there is
+
+
+def test_a_folder_where_nothing_has_ended_takes_other_settings(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError):
+        Run(dataclasses.replace(TINY, environment="paradise"), tmp_path).run()
+    Run(TINY, tmp_path).run(until="vocabulary")
 
 
 def test_a_stage_asks_for_the_ones_before_it(tmp_path: Path) -> None:

@@ -227,3 +227,20 @@ def test_bad_arguments_are_named(change: dict, culprit: str):
 def test_the_examples_in_the_docstrings(module: str):
     results = doctest.testmod(importlib.import_module(f"goal.constraint.{module}"))
     assert results.attempted > 0 and results.failed == 0
+
+
+def test_a_lone_multiplier_that_meets_is_not_called_a_miss() -> None:
+    def evaluate(multiplier: float) -> tuple[np.ndarray, np.ndarray]:
+        return np.full(50, 5.0 if multiplier == 1 else 1.0), np.ones(50)
+
+    found = calibrate(evaluate, candidates(3.0, step=0.5), roi_target=3.0)
+    assert not found.feasible and found.multiplier == 3.0
+    assert "1 gives ROI 5" in found.message and "neighbours contradict it" in found.message
+
+
+def test_refining_ends_between_neighbouring_floats() -> None:
+    def evaluate(multiplier: float) -> tuple[np.ndarray, np.ndarray]:
+        return np.full(50, 1 + multiplier), np.ones(50)
+
+    found = calibrate(evaluate, candidates(3.0, step=0.5), roi_target=2.3, refine=1e-300)
+    assert found.multiplier == pytest.approx(1.3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 import pytest
@@ -182,3 +183,27 @@ def test_bad_input_is_named(call: Callable, message: str, make_policy: Make, mak
 def test_bad_settings_are_named(changes: dict, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         PolicyConfig(**changes)
+
+
+def test_an_empty_batch_gives_empty_results(make_policy: Make, make_history: MakeHistory) -> None:
+    for changes in ({}, {"allowed_amounts": (0.0, 1.0, 7.0)}):
+        policy, history = make_policy(**changes), make_history(count=0)
+        nothing = torch.zeros(0)
+        assert policy.allocate(history, nothing).shape == (0,)
+        assert policy.generate(history, nothing, samples=3).amounts.shape == (0, 3)
+        logits = policy(history, nothing, torch.ones(0, 2, dtype=torch.int64))
+        assert logits.shape == (0, 2, policy.config.vocabulary_size)
+
+
+@pytest.mark.parametrize("multiplier", [-1.0, math.nan, math.inf])
+def test_multipliers_that_cannot_be(multiplier: float, make_policy: Make, make_history: MakeHistory) -> None:
+    with pytest.raises(ValueError, match=r"multiplier: .* came; expected finite numbers of at least 0"):
+        make_policy().allocate(make_history(), torch.full((6,), multiplier))
+    with pytest.raises(ValueError, match="multiplier: a float came"):
+        make_policy().allocate(make_history(), 1.0)
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan, math.inf])
+def test_temperatures_that_cannot_be(temperature: float, make_policy: Make, make_history: MakeHistory) -> None:
+    with pytest.raises(ValueError, match="temperature="):
+        make_policy().generate(make_history(), torch.ones(6), greedy=False, temperature=temperature)
