@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from goal.data import Data
 from goal.log import InteractionLog, Windows
 from goal.model import Policy
 
@@ -16,7 +15,7 @@ BATCH = 2048
 
 
 def amount_accuracy(
-    policy: Policy, data: Data, windows: Windows, multipliers: tuple[float, ...]
+    policy: Policy, log: InteractionLog, *, training: np.ndarray, held_out: np.ndarray, multipliers: tuple[float, ...]
 ) -> list[dict[str, Any]]:
     """Errors of predicted amounts on held-out decisions, one row a predictor.
 
@@ -26,27 +25,27 @@ def amount_accuracy(
 
     Args:
         policy: the pretrained policy.
-        data: the log; predictors are fitted on its training rows.
-        windows: of the held-out rows.
+        log: the log.
+        training: rows that the other predictors are fitted on.
+        held_out: rows to predict.
         multipliers: the candidate set. Where the log has no multiplier, the first one is given to the policy.
 
     Returns:
         Rows `{"predictor", "MAE", "RMSE", "log MAE", "exact"}`: mean absolute and root mean squared error in the
         incentive's unit, mean absolute error of ln(1 + amount), and the share predicted within half a unit.
     """
-    log, rows = data.log, windows.rows
-    truth = log.incentives[rows]
+    windows = Windows(log, held_out, length=policy.config.window)
+    truth = log.incentives[held_out]
     samples = _samples(policy, windows, multipliers)
-    training_mean = float(log.incentives[data.splits.training].mean())
+    training_mean = float(log.incentives[training].mean())
     predictions = {
         "policy": np.median(samples, axis=1),
         "policy, mean of samples": samples.mean(axis=1),
-        "last amount": _last_amount(log, rows, training_mean),
-        "user's mean": _user_mean(log, data.splits.training, rows, training_mean),
+        "last amount": _last_amount(log, held_out, training_mean),
+        "user's mean": _user_mean(log, training, held_out, training_mean),
     }
     if importlib.util.find_spec("sklearn") is not None:
-        length = policy.config.window
-        predictions["gradient boosting"] = _boosting(data.windows(data.splits.training, length), windows)
+        predictions["gradient boosting"] = _boosting(Windows(log, training, length=windows.length), windows)
     return [{"predictor": name, **_errors(truth, predicted)} for name, predicted in predictions.items()]
 
 
@@ -98,8 +97,10 @@ def _boosting(training: Windows, held_out: Windows, *, most_rows: int = 50_000) 
     stride = max(1, len(training) // most_rows)
     fitted = np.arange(0, len(training), stride)
     model = HistGradientBoostingRegressor(loss="absolute_error", random_state=0)
-    model.fit(_flat(training, fitted), training.targets(fitted).incentives)
-    return model.predict(_flat(held_out, np.arange(len(held_out))))
+    table = _flat(training, fitted)
+    known = ~np.isnan(table).all(axis=0)  # it cannot bin a column that has no number, such as events nobody has
+    model.fit(table[:, known], training.targets(fitted).incentives)
+    return model.predict(_flat(held_out, np.arange(len(held_out)))[:, known])
 
 
 def _flat(windows: Windows, indices: np.ndarray) -> np.ndarray:

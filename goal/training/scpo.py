@@ -100,10 +100,10 @@ class Scpo:
         if self.source != "exact" or self.config.pool == 1:
             return self.states.draw(count, generator)
         history = self.states.draw(self.config.pool * count, generator)
-        tokens, lengths, _ = self._candidates(history, generator)
+        tokens, lengths, amounts = self._candidates(history, generator)
         log_pi, _ = self._log_probs(history, tokens, lengths)
-        table = self.reward.tabulate(history)
-        utility = (table.reward - self.multipliers * table.cost).transpose(1, 2)
+        value = self.reward.at(self.reward.tabulate(history), amounts)
+        utility = value.reward - self.multipliers[:, None] * value.cost
         loss = utility.amax(dim=-1) - (log_pi.view_as(utility).exp() * utility).sum(dim=-1)
         score = (loss / loss.mean(dim=0).clamp(min=1e-9)).clamp(min=0).mean(dim=1)
         chance = (score + score.mean() + 1e-9).cpu()

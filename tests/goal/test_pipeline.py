@@ -186,6 +186,7 @@ def test_a_log_of_a_shop(tmp_path: Path) -> None:
     config = dataclasses.replace(
         TINY, environment=None, log=str(tmp_path / "shop.parquet"), schema=str(tmp_path / "shop.toml"), roi_target=2.0,
         vocabulary=VocabularyConfig(min_unit=0.01),
+        network=dataclasses.replace(TINY.network, window=40),  # more than any user has
     )  # fmt: skip
     for horizon in ("immediate", "long"):
         reward = dataclasses.replace(TINY.reward, horizon=horizon, fusion_weight=0.5)
@@ -216,6 +217,7 @@ def test_amounts_that_the_vocabulary_cannot_write_are_not_offered(tmp_path: Path
     assert run.tokenizer.decode(run.tokenizer.encode(allowed)).tolist() == list(allowed)
     with pytest.raises(ConfigurationError, match=r"allowed_amounts: 0\.5 cannot be written"):
         Policy(dataclasses.replace(run.policy_config, allowed_amounts=(0.0, 0.5)))
+    run.run(until="scpo")
 
 
 def test_configuration_survives_json() -> None:
