@@ -268,7 +268,7 @@ class ConstraintConfig:
             _require(getattr(self, name) > 0, name, getattr(self, name), "positive")
         _require(self.roi in ("average", "incremental"), "roi", self.roi, "'average' or 'incremental'")
         _require(
-            self.confidence is None or 0.5 <= self.confidence < 1, "confidence", self.confidence, "None or in [0.5, 1)"
+            self.confidence is None or 0.5 < self.confidence < 1, "confidence", self.confidence, "None or in (0.5, 1)"
         )
         _require(self.users >= 2, "users", self.users, "at least 2")
 
@@ -330,6 +330,8 @@ class RunConfig:
         _require(
             math.isfinite(self.roi_target) and self.roi_target > 0, "roi_target", self.roi_target, "positive and finite"
         )
+        _require(self.threads is None or self.threads >= 1, "threads", self.threads, "None or at least 1")
+        _require(self.simulated_users >= 1, "simulated_users", self.simulated_users, "at least 1")
         _require(
             (self.log is None) == (self.schema is None),
             "schema",
