@@ -197,7 +197,7 @@ class RewardConfig:
     pscore: LoopConfig = LoopConfig(steps=1200, batch_size=1024, learning_rate=4e-3)
     value: LoopConfig = LoopConfig(steps=2500, batch_size=1024, learning_rate=2e-3, warmup_steps=100)
     ensemble: int = 2
-    """Value networks trained side by side on the same log, each checking its neighbour's choice; the mean is used."""
+    """Value networks trained side by side on the same log; the least of their utilities counts."""
     target_rate: float = 0.01
     """Polyak rate of the target network."""
     grid_size: int = 24

@@ -29,7 +29,7 @@ class RewardModel(nn.Module):
 
     Args:
         pscore: the P-Score.
-        values: value networks whose mean is used; empty for the immediate horizon.
+        values: value networks, of whose utilities the least is used; empty for the immediate horizon.
         grid: `(G,)` amounts at which values are compared, ascending.
         multipliers: `(n,)` candidate set.
         discount: of later money.
@@ -71,9 +71,9 @@ class RewardModel(nn.Module):
         return revenue, (self.cost_rate * self.grid).expand_as(revenue)
 
     def to_go(self, states: torch.Tensor, clock: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Utility-to-go and cost-to-go, each `(S, G, n)`, in money, the mean over the value networks."""
+        """Utility-to-go and cost-to-go, each `(S, G, n)`, in money: the least over the value networks, and the mean."""
         outputs = [value(states, clock, self.grid) for value in self.values]
-        utility = torch.stack([u * value.scale for (u, _), value in zip(outputs, self.values, strict=True)]).mean(0)
+        utility = torch.stack([u * value.scale for (u, _), value in zip(outputs, self.values, strict=True)]).amin(0)
         cost = torch.stack([c * value.cost_scale for (_, c), value in zip(outputs, self.values, strict=True)]).mean(0)
         return utility, cost
 

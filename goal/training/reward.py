@@ -286,8 +286,9 @@ class ValueStage:
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Utility and cost from the next event on under the greedy policy, each `(B, n)` in money, for each network.
 
-        A network's amount is valued by its neighbour (van Hasselt, "Double Q-learning", 2010): the largest of noisy
-        estimates is too large, and the recursion would add that up.
+        An amount is worth the least that any network gives it (Fujimoto et al., "Addressing function approximation
+        error", 2018): the largest of noisy estimates is too large, the recursion would add that up, and where the log
+        is thin the networks disagree most.
         """
         reward = self.reward
         revenue, cost = reward.immediate(states)
@@ -297,10 +298,7 @@ class ValueStage:
             utility, later_cost = target(states, clock, reward.grid)
             utilities.append(immediate + reward.discount * target.scale * utility)
             costs.append(cost[..., None] + reward.discount * target.cost_scale * later_cost)
-        targets = []
-        for place, utility in enumerate(utilities):
-            other = (place + 1) % len(utilities)
-            at = utility.max(dim=1, keepdim=True).indices
-            best, spent = utilities[other].gather(1, at)[:, 0], costs[other].gather(1, at)[:, 0]
-            targets.append((best * going_on[:, None], spent * going_on[:, None]))
-        return targets
+        lowest = torch.stack(utilities).amin(dim=0)
+        at = lowest.max(dim=1, keepdim=True).indices
+        best = lowest.gather(1, at)[:, 0] * going_on[:, None]
+        return [(best, cost.gather(1, at)[:, 0] * going_on[:, None]) for cost in costs]

@@ -34,6 +34,8 @@ from goal.log import Schema, read, write
 from goal.pipeline import STAGES, Run
 from goal.simulator import preset, simulate
 
+pytestmark = pytest.mark.xdist_group("run")  # one worker makes the finished run for all of them
+
 
 def loop(steps: int, batch: int) -> LoopConfig:
     return LoopConfig(steps=steps, batch_size=batch, warmup_steps=1, log_every=1, checkpoint_seconds=0.0)
