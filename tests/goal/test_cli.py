@@ -55,8 +55,6 @@ def test_a_vocabulary_is_built_from_a_folder_of_parquet(tmp_path: Path, capsys: 
         (["scpo", "--out", "nowhere"], "config.json: not found"),
         (["run", "--roi-target", "-1"], "roi_target=-1.0: expected positive"),
         (["run", "--threads", "0"], "threads=0: expected None or at least 1"),
-        (["run", "--constraint.confidence", "2"], "confidence=2.0: expected None or in (0.5, 1)"),
-        (["run", "--evaluation.users", "0"], "users=0: expected at least 1"),
     ],
 )
 def test_errors_are_one_line(
