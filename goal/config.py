@@ -5,17 +5,12 @@ The paper calls three things epsilon and two things delta (docs/decisions.md 5);
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Literal, TypeVar, get_type_hints
+from typing import Literal
 
 from goal.errors import ConfigurationError
-
-Config = TypeVar("Config")
 
 
 def _require(condition: bool, name: str, value: object, expected: str) -> None:
@@ -374,36 +369,3 @@ def effort(level: Literal["default", "thorough"], *, simulated: bool = True) -> 
         reward=replace(reward, ensemble=3, pscore=longer(reward.pscore, 4), value=longer(reward.value, 4)),
         scpo=replace(scpo, loop=longer(scpo.loop, 6)),
     )
-
-
-def to_dict(config: Any) -> dict[str, Any]:
-    """Return a config as plain dictionaries, for JSON."""
-    return dataclasses.asdict(config)
-
-
-def from_dict(kind: type[Config], values: Mapping[str, Any]) -> Config:
-    """Build a config of type ``kind`` from what ``to_dict`` wrote, nested configs included.
-
-    Raises:
-        ConfigurationError: a key that ``kind`` does not have, or a value that cannot work.
-    """
-    hints = get_type_hints(kind)
-    unknown = sorted(set(values) - set(hints))
-    if unknown:
-        raise ConfigurationError(f"{kind.__name__}: unknown setting {unknown[0]!r}; it has {', '.join(sorted(hints))}")
-    arguments = {}
-    for name, value in values.items():
-        if dataclasses.is_dataclass(hints[name]) and isinstance(value, Mapping):
-            value = from_dict(hints[name], value)
-        arguments[name] = _tuples(value)
-    return kind(**arguments)
-
-
-def _tuples(value: Any) -> Any:
-    """Lists, as JSON has them, as tuples."""
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
-
-
-def dumps(config: Any) -> str:
-    """Return a config as JSON text."""
-    return json.dumps(to_dict(config), indent=2)

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from goal.config import to_dict
 from goal.data import TEST_STREAM, Data, seed_of
 from goal.evaluation import (
     Constant,
@@ -34,6 +33,7 @@ from goal.evaluation.held_out import amount_accuracy
 from goal.log import Windows
 from goal.model import Policy
 from goal.reward.pscore import COST, REVENUE
+from goal.serialization import to_dict
 from goal.simulator import Parameters
 from goal.simulator.oracle import best_revenue
 from goal.training.loop import write_atomically

@@ -48,10 +48,6 @@ class History:
         """Return the batch on another device."""
         return self._each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
-    def pin_memory(self) -> History:
-        """Return the batch in page-locked memory, from which copies to a GPU do not block."""
-        return self._each(torch.Tensor.pin_memory)
-
     def select(self, rows: torch.Tensor | slice) -> History:
         """Return some windows: indices, a mask or a slice along B."""
         return self._each(lambda tensor: tensor[rows])

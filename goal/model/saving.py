@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from goal.config import PolicyConfig, dumps, from_dict
+from goal.config import PolicyConfig
 from goal.errors import ConfigurationError
 from goal.log import FeatureScaling
+from goal.serialization import dumps, from_dict
 from goal.tokenizer import IncentiveTokenizer
 
 if TYPE_CHECKING:

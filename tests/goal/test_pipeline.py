@@ -26,12 +26,11 @@ from goal.config import (
     RunConfig,
     ScpoConfig,
     VocabularyConfig,
-    dumps,
-    from_dict,
 )
 from goal.errors import ConfigurationError
 from goal.log import Schema, read, write
 from goal.pipeline import STAGES, Run
+from goal.serialization import dumps, from_dict
 from goal.simulator import preset, simulate
 
 pytestmark = pytest.mark.xdist_group("run")  # one worker makes the finished run for all of them
