@@ -193,6 +193,9 @@ class RewardConfig:
     value: LoopConfig = LoopConfig(steps=2500, batch_size=1024, learning_rate=2e-3, warmup_steps=100)
     ensemble: int = 2
     """Value networks trained side by side on the same log; the least of their utilities counts."""
+    counterfactual: float = 0.5
+    """Share of decisions whose value is learned at another amount than the logged one (`AmountEffects`); only where the
+    past is not used."""
     target_rate: float = 0.01
     """Polyak rate of the target network."""
     grid_size: int = 24
@@ -202,6 +205,7 @@ class RewardConfig:
         _require(self.horizon in ("immediate", "long"), "horizon", self.horizon, "'immediate' or 'long'")
         _require(self.history in ("auto", "always"), "history", self.history, "'auto' or 'always'")
         _require(0 <= self.discount < 1, "discount", self.discount, "in [0, 1)")
+        _require(0 <= self.counterfactual <= 1, "counterfactual", self.counterfactual, "in [0, 1]")
         _require(self.ensemble >= 1, "ensemble", self.ensemble, "at least 1")
         _require(self.grid_size >= 2, "grid_size", self.grid_size, "at least 2")
 

@@ -160,7 +160,11 @@ class Run:
         clocked = data.clock is not None and data.schema.horizon is not None
         values = [
             LongHorizonValue(
-                pscore.state.size, data.scaling, multipliers=multipliers, hidden=config.value_dimension, clock=clocked
+                pscore.state.size,
+                data.scaling,
+                multipliers=multipliers,
+                hidden=config.value_dimension,
+                horizon=data.schema.horizon if clocked else None,
             )
             for _ in range(config.ensemble if config.horizon == "long" else 0)
         ]

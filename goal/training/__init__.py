@@ -2,8 +2,9 @@
 
 from goal.training.loop import Loop, MetricsFile
 from goal.training.pretraining import Pretraining
-from goal.training.reward import PScoreStage, ValueStage
+from goal.training.pscore import PScoreStage
 from goal.training.scpo import Scpo
 from goal.training.states import StateSampler
+from goal.training.value import ValueStage
 
 __all__ = ["Loop", "MetricsFile", "PScoreStage", "Pretraining", "Scpo", "StateSampler", "ValueStage"]

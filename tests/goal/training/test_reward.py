@@ -15,7 +15,8 @@ from goal.reward import LongHorizonValue, PScore, RewardModel
 from goal.reward.state import DecisionState, state_config
 from goal.simulator import preset, simulate
 from goal.training import Loop, PScoreStage, ValueStage
-from goal.training.reward import Segments, balance, encode_states
+from goal.training.pscore import Segments, encode_states
+from goal.training.value import balance
 
 from .conftest import tiny_config
 
@@ -121,7 +122,9 @@ def test_without_a_clock_an_episode_ends_where_the_log_says(data: Data, tokenize
     pscore = make_pscore(data, tokenizer)
     rows = data.splits.training
     for clock, expected in ((None, len(rows)), (data.clock, len(rows) - 40)):
-        value = LongHorizonValue(pscore.state.size, data.scaling, multipliers=(1.0,), hidden=8, clock=clock is not None)
+        value = LongHorizonValue(
+            pscore.state.size, data.scaling, multipliers=(1.0,), hidden=8, horizon=None if clock is None else 100
+        )
         reward = RewardModel(pscore, [value], grid=torch.arange(11.0), multipliers=torch.tensor([1.0]), discount=0.9,
                              cost_rate=1.0, clock=clock)  # fmt: skip
         stage = ValueStage(reward, data.log, rows, RewardConfig(), horizon=100)
@@ -152,7 +155,7 @@ def test_value_of_a_world_without_fatigue_is_the_myopic_optimum_times_what_is_le
     multipliers = torch.tensor([0.5, 1.0, 2.0])
     values = [
         LongHorizonValue(
-            pscore.state.size, data.scaling, multipliers=tuple(multipliers.tolist()), hidden=32, clock=True
+            pscore.state.size, data.scaling, multipliers=tuple(multipliers.tolist()), hidden=32, horizon=100
         )
         for _ in range(2)
     ]

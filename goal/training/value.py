@@ -1,6 +1,6 @@
-"""Training of the reward model: the P-Score, then utility-to-go by fitted Q iteration.
+"""Training of the long-horizon value: utility-to-go by fitted Q iteration on the training rows of the log.
 
-Everything is read from the training rows of the log; no simulator is asked.
+No simulator is asked.
 
 Shapes: B decisions, G amounts of the grid, n multipliers.
 """
@@ -8,7 +8,6 @@ Shapes: B decisions, G amounts of the grid, n multipliers.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterator
 from typing import cast
 
@@ -19,139 +18,9 @@ from torch import nn
 from goal.config import RewardConfig
 from goal.errors import ConfigurationError
 from goal.log import History, InteractionLog, Windows
-from goal.reward import LongHorizonValue, PScore, RewardModel
-from goal.reward.pscore import COST, REVENUE
-
-SEGMENT = 64
-"""Decisions learned from in one stretch of a user's log."""
-HELD_OUT = 20
-"""One user in this many is kept back, to tell whether the past helps to predict; one of all where there are fewer."""
-GROUPS = 50
-"""Groups of kept-back stretches whose losses are compared, at most."""
-FORGETTING = 0.5
-"""Share of stretches that the P-Score learns from without their past."""
-EVIDENCE = 3.0
-"""Standard errors by which the past must lower the held-out loss to be used."""
-
-
-class Segments:
-    """Stretches of the log in which every training row occurs once, each with the events before it that it needs.
-
-    Args:
-        log: the log.
-        rows: training rows, ascending.
-        context: past events that reach a state.
-    """
-
-    def __init__(self, log: InteractionLog, rows: np.ndarray, *, context: int) -> None:
-        user = log.user_index[rows]
-        first_of_run = np.flatnonzero(np.r_[True, (np.diff(rows) != 1) | (np.diff(user) != 0)])
-        run = np.repeat(first_of_run, np.diff(np.r_[first_of_run, len(rows)]))
-        place = np.arange(len(rows)) - run
-        is_end = np.r_[(place[1:] % SEGMENT == 0), True]
-        ends = np.flatnonzero(is_end)
-        self.counts = torch.from_numpy(np.diff(np.r_[-1, ends]))
-        """Decisions of each segment: its last `counts` events."""
-        self.windows = Windows(log, rows[ends], length=context + SEGMENT)
-
-    def __len__(self) -> int:
-        return len(self.counts)
-
-    def batch(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, History]:
-        """Return `(P,)` flat positions of the decisions in the windows, their `(P,)` rows, and the windows."""
-        history = self.windows.batch(indices)
-        place = torch.arange(history.window)
-        lengths = history.lengths[:, None]
-        inside = (place < lengths) & (place >= lengths - self.counts[indices][:, None])
-        rows = torch.from_numpy(self.windows.rows)[indices][:, None] - lengths + 1 + place
-        return inside.flatten().nonzero()[:, 0], rows[inside], history
-
-
-def labels_of(log: InteractionLog, rows: torch.Tensor, pscore: PScore) -> dict[str, torch.Tensor]:
-    """Outcomes `(B,)` of rows by objective, in their own units."""
-    index = rows.numpy()
-    columns = {REVENUE: log.revenue[index], COST: log.cost[index]}
-    for k, objective in enumerate(log.schema.objectives):
-        columns[objective.name] = log.objectives[index, k]
-    return {name: torch.from_numpy(columns[name]).to(torch.float32) for name in pscore.kinds}
-
-
-class PScoreStage:
-    """Fits the P-Score to the training rows, with and without the past of each decision.
-
-    A policy brings about pasts that no logged behaviour shows, and a network that reads them extrapolates. So the past
-    is used only if it lowers the loss on users that were kept back; see `finish`.
-    """
-
-    name = "pscore"
-
-    def __init__(self, pscore: PScore, log: InteractionLog, rows: np.ndarray, config: RewardConfig) -> None:
-        self.module = pscore.train()
-        self.pscore = pscore
-        self.log = log
-        self.segments = Segments(log, rows, context=pscore.state.context)
-        users = np.unique(log.user_index[self.segments.windows.rows], return_inverse=True)[1]
-        every = min(HELD_OUT, int(users[-1]) + 1)
-        is_held_out = torch.from_numpy((users % every == every - 1) & (every > 1))
-        indices = torch.arange(len(self.segments))
-        self.learned, self.held_out = indices[~is_held_out], indices[is_held_out]
-        self.per_batch = max(1, round(config.pscore.batch_size * len(self.segments) / len(rows)))
-
-    def after_step(self) -> None:
-        """Nothing follows a step."""
-
-    def losses(
-        self, generator: torch.Generator, progress: float
-    ) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
-        """One batch of segments, one loss."""
-        indices = self.learned[torch.randint(len(self.learned), (self.per_batch,), generator=generator)]
-        losses = self._losses(indices, torch.rand(len(indices), generator=generator) < FORGETTING)
-        yield self.pscore.weigh(losses), {f"loss_{name}": value.detach() for name, value in losses.items()}
-
-    def _losses(self, indices: torch.Tensor, forget: torch.Tensor) -> dict[str, torch.Tensor]:
-        device = self.pscore.scales.device
-        positions, rows, history = self.segments.batch(indices)
-        states = self.pscore.state(history.to(device), forget=forget.to(device)).flatten(0, 1)[positions.to(device)]
-        amounts = torch.from_numpy(self.log.incentives[rows.numpy()]).to(device, torch.float32)
-        labels = {name: label.to(device) for name, label in labels_of(self.log, rows, self.pscore).items()}
-        return self.pscore.losses(states, amounts, labels)
-
-    @torch.no_grad()
-    def finish(self) -> float:
-        """Leave the past out unless the kept-back users speak for it.
-
-        Returns:
-            How many standard errors the past lowers their loss by; NaN where fewer than two stretches were kept back.
-        """
-        gains = []
-        size = max(1, len(self.held_out) // GROUPS)
-        for indices in self.held_out[: len(self.held_out) // size * size].split(size):
-            with_past, without = (
-                self.pscore.weigh(self._losses(indices, torch.full(indices.shape, forget))) for forget in (False, True)
-            )
-            gains.append(without - with_past)
-        self.pscore.state.uses_history.fill_(False)
-        if len(gains) < 2:
-            return math.nan
-        gain = torch.stack(gains)
-        evidence = float(gain.mean() / (gain.std() / len(gain) ** 0.5).clamp(min=1e-12))
-        self.pscore.state.uses_history.fill_(evidence > EVIDENCE and self.pscore.state.context > 0)
-        return evidence
-
-
-@torch.no_grad()
-def encode_states(pscore: PScore, log: InteractionLog, rows: np.ndarray) -> torch.Tensor:
-    """States `(len(rows), S)` of training rows, by whole stretches of the log."""
-    segments = Segments(log, rows, context=pscore.state.context)
-    states = torch.empty(len(rows), pscore.state.size)
-    place_of_row = torch.full((log.events,), -1, dtype=torch.int64)
-    place_of_row[torch.from_numpy(rows)] = torch.arange(len(rows))
-    device = pscore.scales.device
-    for indices in torch.arange(len(segments)).split(512):
-        positions, found, history = segments.batch(indices)
-        encoded = pscore.state(history.to(device)).flatten(0, 1)[positions.to(device)]
-        states[place_of_row[found]] = encoded.cpu()
-    return states
+from goal.reward import LongHorizonValue, RewardModel
+from goal.training.effects import AmountEffects
+from goal.training.pscore import encode_states
 
 
 def balance(log: InteractionLog, rows: np.ndarray, *, leave_out: int | None = None, cells: int = 20) -> np.ndarray:
@@ -191,6 +60,10 @@ class ValueStage:
     end of an episode ends it. Without a horizon the log's last event of a user has no successor and is left out: the
     sum bootstraps.
 
+    Where the past is not used, a share of the decisions is learned at another amount than the logged one, with next
+    features moved by what the amount does to them (see `AmountEffects`): a policy pays in states where the logged
+    behaviour never did so, and a network alone would extrapolate there.
+
     Args:
         reward: holds the frozen P-Score and the value networks to train.
         log: the log.
@@ -224,6 +97,9 @@ class ValueStage:
         self.amounts = torch.from_numpy(log.incentives[rows[keep]]).to(torch.float32)
         self.cumulative = torch.from_numpy(balance(log, rows[keep], leave_out=reward.clock)).cumsum(0)
         self.next_states = states[successors[keep]]
+        self.effects = None
+        if config.counterfactual and not reward.pscore.state.uses_history:
+            self.effects = AmountEffects(log, rows[keep], found.row[keep])
         self._set_scales()
         targets = copy.deepcopy(reward.values).requires_grad_(False)
         self.targets = cast(list[LongHorizonValue], list(targets))
@@ -267,8 +143,8 @@ class ValueStage:
             clock = (step / self.horizon).to(device)
             next_clock = ((step + 1) / self.horizon).to(device)
             going_on = (step + 1 < self.horizon).to(torch.float32)
-        states, next_states = self.states[indices].to(device), self.next_states[indices].to(device)
-        amounts = self.amounts[indices, None].to(device)
+        amounts, next_states = self._transitions(indices, generator)
+        states, amounts = self.states[indices].to(device), amounts[:, None].to(device)
         targets = self.target(next_states, next_clock, going_on.to(device))
         loss = torch.zeros((), device=device)
         for value, (utility, cost) in zip(self.values, targets, strict=True):
@@ -279,6 +155,21 @@ class ValueStage:
         utility, cost = targets[0]
         metrics = {"utility_to_go": utility[:, 0].mean(), "utility_to_go_strict": utility[:, -1].mean()}
         yield loss, {**metrics, "cost_to_go": cost[:, 0].mean()}
+
+    @torch.no_grad()
+    def _transitions(self, indices: torch.Tensor, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        """Amounts `(B,)` and the next states `(B, S)` they lead to, as logged or at another amount of the grid."""
+        amounts, device = self.amounts[indices], self.reward.grid.device
+        if self.effects is None:
+            return amounts, self.next_states[indices].to(device)
+        others = self.reward.grid.cpu()[torch.randint(len(self.reward.grid), amounts.shape, generator=generator)]
+        moved = torch.rand(amounts.shape, generator=generator) < self.config.counterfactual
+        amounts = torch.where(moved, others, amounts)
+        numeric, categorical = self.effects.next_features(indices, amounts)
+        one = torch.ones(len(indices), dtype=torch.int64)
+        nothing = torch.zeros(len(indices), 1)
+        history = History(numeric[:, None], categorical[:, None], nothing, nothing[..., None], one)
+        return amounts, self.reward.pscore.state.pending(history.to(device))
 
     @torch.no_grad()
     def target(

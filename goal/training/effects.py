@@ -1,0 +1,77 @@
+"""What the amount of one event does to the features of the next.
+
+Shapes: N decisions, F numeric features, C categorical features, B of the decisions.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from goal.log import InteractionLog
+
+MOST_ROWS = 200_000
+"""Decisions that the regression reads, at most."""
+
+
+class AmountEffects:
+    """Next features had another amount been paid: the logged ones, moved by the amount's average effect.
+
+    Each next feature is regressed on the present ones (linear and squared), the amount, its logarithm and the amount
+    times each feature; what the regression leaves over stays as it was logged (additive noise; Lu et al.,
+    "Sample-efficient reinforcement learning via counterfactual-based data augmentation", 2020). Moved features stay
+    within the range of the logged ones, missing ones stay missing, categorical ones stay as they are. The effect is
+    causal as far as the features hold whatever the amounts were chosen by.
+
+    Args:
+        log: the log.
+        rows: `(N,)` decisions.
+        next_rows: `(N,)` the event that follows each, or -1 where none does.
+    """
+
+    def __init__(self, log: InteractionLog, rows: np.ndarray, next_rows: np.ndarray) -> None:
+        self.log, self.rows, self.next_rows = log, rows, next_rows
+        followed = np.flatnonzero(next_rows >= 0)
+        sample = followed[:: max(1, len(followed) // MOST_ROWS)]
+        present, following = log.numeric[rows[sample]], log.numeric[next_rows[sample]].astype(np.float64)
+        amounts = log.incentives[rows[sample]]
+        self._scale = max(float(amounts.mean()), 1e-12)
+        known = np.where(np.isfinite(present), present, np.nan)
+        some = np.isfinite(present).any(axis=0)
+        columns = np.where(some, known, 0.0)
+        self._centre, self._spread = np.nanmean(columns, axis=0), np.nanstd(columns, axis=0) + 1e-12
+        self._low, self._high = np.nanmin(columns, axis=0), np.nanmax(columns, axis=0)
+        state, paid = self._standardised(present), self._features_of_amount(present, amounts)
+        design = np.concatenate([np.ones((len(sample), 1)), state, state**2, paid], axis=1)
+        self.effect = np.zeros((paid.shape[1], present.shape[1]))
+        """What each feature of the amount adds to each next feature, `(2 + F, F)`."""
+        for feature, column in enumerate(following.T):
+            there = np.isfinite(column)
+            if there.sum() > 2 * design.shape[1]:
+                weights = np.linalg.lstsq(design[there], column[there], rcond=None)[0]
+                self.effect[:, feature] = weights[-paid.shape[1] :]
+
+    def next_features(self, indices: torch.Tensor, amounts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Numeric `(B, F)` and categorical `(B, C)` features of the event after each decision.
+
+        Args:
+            indices: `(B,)` of the decisions, in [0, N).
+            amounts: `(B,)` that are paid instead of the logged ones.
+        """
+        rows, next_rows = self.rows[indices.numpy()], self.next_rows[indices.numpy()]
+        present, following = self.log.numeric[rows], self.log.numeric[next_rows]
+        change = self._features_of_amount(present, amounts.numpy()) - self._features_of_amount(
+            present, self.log.incentives[rows]
+        )
+        moved = following + (change @ self.effect).astype(np.float32)
+        # What was logged may lie outside the sample's range and stays where it is.
+        low, high = np.fmin(self._low, following), np.fmax(self._high, following)
+        numeric = np.clip(moved, low, high).astype(np.float32)
+        return torch.from_numpy(numeric), torch.from_numpy(self.log.categorical[next_rows])
+
+    def _standardised(self, present: np.ndarray) -> np.ndarray:
+        return np.nan_to_num((present - self._centre) / self._spread, posinf=0.0, neginf=0.0)
+
+    def _features_of_amount(self, present: np.ndarray, amounts: np.ndarray) -> np.ndarray:
+        relative = (amounts / self._scale)[:, None]
+        return np.concatenate([relative, np.log1p(relative), relative * self._standardised(present)], axis=1)
