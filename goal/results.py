@@ -23,6 +23,7 @@ from goal.evaluation import (
     behaviour_points,
     constant_points,
     expert_usage,
+    ledger,
     metrics,
     oracle_frontier,
     report,
@@ -150,7 +151,12 @@ def _evaluate_simulated(run: Run, policy: Policy, parameters: Parameters) -> dic
         },
         "amounts": amount_distribution(swept.rollouts, parameters.levels),
         "experts": _experts(run, policy, multipliers),
-        "diagnostics": {"reward_calibration": _reward_calibration(run)},
+        "diagnostics": {
+            "reward_calibration": _reward_calibration(run),
+            "ledger": ledger(
+                run.reward, parameters, swept.rows, window=policy.config.window, users=settings.users, seed=seed
+            ),
+        },
     }
 
 

@@ -4,6 +4,7 @@ metrics/      REV, ROI, incremental ROI, ROI violation rate, share of gain, regr
 policies.py   policies to compare with
 rollout.py    a policy in a simulated environment
 sweep.py      one policy over many multipliers, beside the oracle
+ledger.py     what the learned value loses, and what the policy made from it
 experts.py    which experts a policy uses at which multiplier
 report.py     one HTML file and PNG plots (plots.py); imported on its own, since it needs matplotlib
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from goal.evaluation import metrics
 from goal.evaluation.experts import ExpertUsage, expert_usage
+from goal.evaluation.ledger import ValueGreedy, ledger
 from goal.evaluation.policies import Allocator, Constant, OraclePolicy, PrivilegedPolicy, Uniform
 from goal.evaluation.rollout import Rollout, Stream, rollout, rollout_many
 from goal.evaluation.sweep import (
@@ -33,10 +35,12 @@ __all__ = [
     "Stream",
     "Sweep",
     "Uniform",
+    "ValueGreedy",
     "amount_distribution",
     "behaviour_points",
     "constant_points",
     "expert_usage",
+    "ledger",
     "metrics",
     "oracle_frontier",
     "rollout",

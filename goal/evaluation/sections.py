@@ -298,18 +298,39 @@ def _training(artefacts: Mapping[str, Any]) -> Section:
     return Section("training", "Training", "Each stage's own measures, averaged where there are many steps.", blocks)
 
 
-def _diagnostics(artefacts: Mapping[str, Any]) -> Section | None:
-    items = artefacts["diagnostics"].get("reward_calibration")
-    if not items:
-        return None
-    plot = Plot(
-        "reward_calibration",
-        plots.reward_calibration(items),
-        "Events (held-out ones of a real log) in bins of what the reward model predicted, against what was observed. "
-        "On the diagonal the prediction can be taken at its word.",
-        wide=True,
-    )
-    return Section("reward", "The reward model", "SCPO can be no better than the rewards it is given.", [plot])
+def _diagnostics(artefacts: Mapping[str, Any]) -> Section:
+    diagnostics, blocks = artefacts["diagnostics"], list[Block]()
+    if items := diagnostics.get("reward_calibration"):
+        blocks.append(
+            Plot(
+                "reward_calibration",
+                plots.reward_calibration(items),
+                "Events (held-out ones of a real log) in bins of what the reward model predicted, against what was "
+                "observed. On the diagonal the prediction can be taken at its word.",
+                wide=True,
+            )
+        )
+    if rows := diagnostics.get("ledger"):
+        blocks.append(
+            make_table(
+                rows,
+                (
+                    Column("multiplier", "λ", digits=2),
+                    Column("expected_value", "promised"),
+                    Column("realised_value", "brought"),
+                    Column("oracle_value", "oracle"),
+                    Column("greedy_value", "greedy"),
+                    Column("policy_value", "policy"),
+                    Column("greedy_share", "greedy's share of gain", percent=True),
+                    Column("policy_share", "policy's share of gain", percent=True),
+                ),
+                "Where value is lost. Promised is what the learned value expects of new users over an episode, "
+                "discounted; brought is what paying its favourite amounts, greedily, brought them. Then value per "
+                "interaction: what the greedy amounts miss of the oracle is lost in what was learned of the future, "
+                "what the policy misses of the greedy ones in SCPO and generation.",
+            )
+        )
+    return Section("reward", "The reward model", "SCPO can be no better than the rewards it is given.", blocks)
 
 
 def _tokenizer(artefacts: Mapping[str, Any]) -> Section:

@@ -1,0 +1,92 @@
+"""Where value is lost in a simulated environment: in what was learned of the future, or in the policy made from it.
+
+Shapes: B windows, G amounts of the grid, n candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from goal.evaluation import metrics
+from goal.evaluation.rollout import Rollout, rollout_many
+from goal.log import History
+from goal.reward import RewardModel
+from goal.simulator import Parameters
+
+
+class ValueGreedy:
+    """Pays what the reward model values most under the candidate nearest to the multiplier: SCPO's limit, unwritten.
+
+    Args:
+        reward: a trained reward model.
+        window: events to see, the pending one included.
+    """
+
+    def __init__(self, reward: RewardModel, *, window: int) -> None:
+        self.reward = reward
+        self.config = SimpleNamespace(window=window)
+        self.expected: dict[float, float] = {}
+        """Mean utility-to-go, discounted, that was expected of the first decisions met at each multiplier."""
+
+    @torch.no_grad()
+    def allocate(self, history: History, multiplier: torch.Tensor) -> torch.Tensor:
+        """See `Allocator`."""
+        reward = self.reward
+        history, multiplier = history.to(reward.grid.device), multiplier.to(reward.grid.device)
+        table = reward.tabulate(history)
+        utility = table.reward - reward.multipliers * table.cost
+        nearest = (multiplier[:, None] - reward.multipliers).abs().argmin(dim=1)
+        best = utility.take_along_dim(nearest[:, None, None], dim=2)[..., 0].max(dim=1)
+        for met in multiplier.unique().tolist():
+            self.expected.setdefault(met, float(best.values[multiplier == met].double().mean()))
+        return reward.grid[best.indices].double().cpu()
+
+
+def ledger(
+    reward: RewardModel, parameters: Parameters, rows: Sequence[dict[str, Any]], *, window: int, users: int, seed: int
+) -> list[dict[str, float | None]]:
+    """Roll the greedy policy of the learned value out and set it beside the policy and the oracle.
+
+    Args:
+        reward: a trained reward model.
+        parameters: the environment.
+        rows: of a `sweep` of the policy over candidate multipliers, with its oracle.
+        window: events that the greedy policy sees.
+        users: how many users; those of the sweep, so that luck is shared.
+        seed: of the users, likewise.
+
+    Returns:
+        One row a multiplier: `expected_value`, what the reward model promises new users over an episode, discounted,
+        and `realised_value`, what its greedy policy brought them, both in money an episode; `greedy_value` and
+        `policy_value`, money per interaction without discount, and `oracle_value`; and of the gain over the best
+        constant amount, `greedy_share` and `policy_share`: what they differ by is what SCPO and generation add or lose.
+
+    Raises:
+        ConfigurationError: as `rollout_many`.
+    """
+    greedy = ValueGreedy(reward, window=window)
+    made = rollout_many(greedy, parameters, [row["multiplier"] for row in rows], users=users, seed=seed)
+    return [_entry(row, rollout, greedy) for row, rollout in zip(rows, made, strict=True)]
+
+
+def _entry(row: dict[str, Any], made: Rollout, greedy: ValueGreedy) -> dict[str, float | None]:
+    discount = greedy.reward.discount if len(greedy.reward.values) else 0.0
+    utility = (made.revenue - made.multiplier * made.cost).mean(axis=0)
+    value, share = float(utility.mean()), None
+    if row["share_of_gain"] is not None:
+        share = metrics.share_of_gain(value, oracle=row["oracle_value"], reference=row["reference_value"])
+    return {
+        "multiplier": made.multiplier,
+        "expected_value": greedy.expected[float(np.float32(made.multiplier))],
+        "realised_value": float((utility * discount ** np.arange(len(utility))).sum()),
+        "greedy_value": value,
+        "policy_value": row["value"],
+        "oracle_value": row["oracle_value"],
+        "greedy_share": share,
+        "policy_share": row["share_of_gain"],
+    }

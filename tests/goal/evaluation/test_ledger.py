@@ -1,0 +1,89 @@
+"""The ledger, on a reward model that is exact: nothing may be lost there."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import cast
+
+import numpy as np
+import pytest
+import torch
+
+from goal.evaluation import ValueGreedy, ledger, sweep
+from goal.log import History
+from goal.reward import RewardModel, RewardTable
+from goal.simulator import Parameters, preset
+
+PARAMETERS = dataclasses.replace(preset("calibrated"), horizon=30)
+MULTIPLIERS = (0.0, 1.0, 2.0)
+FATIGUE = np.linspace(0, 6, 1201)
+
+
+class ExactReward:
+    """R and C by backward recursion over a grid of fatigue, read off the features of the pending event."""
+
+    discount = 0.98
+    values = (None,)
+
+    def __init__(self, parameters: Parameters, *, promise: float = 1.0) -> None:
+        self.parameters, self.promise = parameters, promise
+        self.multipliers = torch.tensor(MULTIPLIERS)
+        self.grid = torch.tensor(parameters.levels, dtype=torch.float32)
+        amounts = parameters.levels
+        logits = parameters.base_logit + parameters.alpha * amounts - parameters.beta * FATIGUE[:, None]
+        revenue = parameters.revenue_per_engagement / (1 + np.exp(-logits))
+        following = parameters.rho * FATIGUE[:, None] + parameters.eta * amounts
+        self.utility = np.zeros((parameters.horizon, len(FATIGUE), len(amounts), len(MULTIPLIERS)))
+        for index, multiplier in enumerate(MULTIPLIERS):
+            value = np.zeros(len(FATIGUE))
+            for step in reversed(range(parameters.horizon)):
+                later = np.interp(following, FATIGUE, value)
+                self.utility[step, ..., index] = revenue - multiplier * amounts + self.discount * later
+                value = self.utility[step, ..., index].max(axis=1)
+
+    def tabulate(self, history: History) -> RewardTable:
+        last = history.numeric[torch.arange(len(history)), history.lengths - 1].numpy()
+        step = np.rint(last[:, 2] * self.parameters.horizon).astype(int)
+        place = np.rint(last[:, 0] / (FATIGUE[1] - FATIGUE[0])).astype(int)
+        cost = self.grid[None, :, None].expand(len(step), -1, len(MULTIPLIERS))
+        utility = torch.from_numpy(self.utility[step, place]).float() * self.promise
+        return RewardTable(utility + self.multipliers * cost, cost)
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[dict]:
+    greedy = ValueGreedy(cast(RewardModel, ExactReward(PARAMETERS)), window=1)
+    return list(sweep(greedy, PARAMETERS, MULTIPLIERS, users=1000, seed=5, roi_target=3.0).rows)
+
+
+def test_with_the_exact_value_nothing_is_lost(rows: list[dict]) -> None:
+    reward = cast(RewardModel, ExactReward(PARAMETERS))
+    for row in ledger(reward, PARAMETERS, rows, window=1, users=1000, seed=5):
+        greedy, policy, oracle = row["greedy_value"], row["policy_value"], row["oracle_value"]
+        assert greedy is not None and policy is not None and oracle is not None
+        assert greedy >= 0.97 * oracle
+        assert greedy == pytest.approx(policy)  # the same amounts on the same luck
+        assert row["greedy_share"] == pytest.approx(row["policy_share"])
+        assert row["realised_value"] == pytest.approx(row["expected_value"], rel=0.02)
+
+
+def test_a_value_that_promises_too_much_is_found_out(rows: list[dict]) -> None:
+    reward = cast(RewardModel, ExactReward(PARAMETERS, promise=1.5))
+    for row in ledger(reward, PARAMETERS, rows, window=1, users=1000, seed=5):
+        expected, realised = row["expected_value"], row["realised_value"]
+        assert expected is not None and realised is not None
+        assert expected == pytest.approx(1.5 * realised, rel=0.02)
+        assert row["greedy_share"] == pytest.approx(row["policy_share"])  # a common factor changes no choice
+
+
+def test_the_nearest_candidate_decides() -> None:
+    reward = ExactReward(PARAMETERS)
+    features = torch.tensor([[[1.0, 0.0, 0.5]]]).expand(4, 1, 3)
+    nothing = torch.zeros(4, 1)
+    history = History(
+        features, torch.zeros(4, 1, 0, dtype=torch.int64), nothing, nothing[..., None], torch.ones(4, dtype=torch.int64)
+    )
+    greedy = ValueGreedy(cast(RewardModel, reward), window=1)
+    amounts = greedy.allocate(history, torch.tensor([0.0, 0.4, 1.9, 5.0]))
+    utility = reward.utility[15, 200]
+    assert amounts.tolist() == [PARAMETERS.levels[utility[:, j].argmax()] for j in (0, 0, 2, 2)]
