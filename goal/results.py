@@ -26,6 +26,7 @@ from goal.evaluation import (
     ledger,
     metrics,
     oracle_frontier,
+    oracle_violation_rate,
     report,
     rollout,
     sweep,
@@ -140,6 +141,11 @@ def _evaluate_simulated(run: Run, policy: Policy, parameters: Parameters) -> dic
     }
     if best is not None:
         headline |= {"best_rev": best[1], "share_of_best": row["rev"] / best[1] if row["rev"] is not None else None}
+    if not _users_differ(parameters) and row["roi"] is not None:
+        headline["oracle_rvr"] = oracle_violation_rate(
+            parameters, row["roi"], target=config.roi_target,
+            **{name: common[name] for name in ("users", "seed", "window", "stride")},
+        )  # fmt: skip
     few = {"users": min(settings.users, 500), "seed": seed}
     return {
         "headline": headline,

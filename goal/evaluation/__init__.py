@@ -6,6 +6,7 @@ rollout.py    a policy in a simulated environment
 sweep.py      one policy over many multipliers, beside the oracle
 ledger.py     what the learned value loses, and what the policy made from it
 experts.py    which experts a policy uses at which multiplier
+violations.py the oracle's ROI violation rate at a policy's average ROI
 report.py     one HTML file and PNG plots (plots.py); imported on its own, since it needs matplotlib
 """
 
@@ -24,6 +25,7 @@ from goal.evaluation.sweep import (
     oracle_frontier,
     sweep,
 )
+from goal.evaluation.violations import oracle_violation_rate
 
 __all__ = [
     "Allocator",
@@ -43,6 +45,7 @@ __all__ = [
     "ledger",
     "metrics",
     "oracle_frontier",
+    "oracle_violation_rate",
     "rollout",
     "rollout_many",
     "sweep",

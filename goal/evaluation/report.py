@@ -53,7 +53,8 @@ def build(artefacts: Mapping[str, Any], folder: str | os.PathLike[str]) -> Path:
             * `headline`: `roi_target`, `multiplier`, `feasible`, `roi`, `rev`, `cost`, `rvr`, `window`, `stride`,
               `estimate`? (True where the figures are the reward model's), `message`?, `users`?, `confidence`?,
               `roi_interval`?, `rev_interval`?, `cost_interval`?, `incremental_roi_interval`? (pairs), `never_pay_rev`?,
-              `incremental_roi`?, `best_rev`? (most revenue that any policy can earn at the target), `share_of_best`?
+              `incremental_roi`?, `best_rev`? (most revenue that any policy can earn at the target), `share_of_best`?,
+              `oracle_rvr`? (violation rate of the oracle at the same average ROI)
             * `sweep`: rows of `goal.evaluation.sweep`
             * `frontier`: `oracle`? rows of `multiplier, rev, cost`; `behaviour`? rows of `name, rev, cost`;
               `constants`? rows of `amount, rev, cost`
@@ -187,6 +188,7 @@ def _verdict(headline: Mapping[str, Any]) -> Verdict:
 
 
 def _tiles(headline: Mapping[str, Any], currency: str) -> list[Tile]:
+    oracle = headline.get("oracle_rvr")
     tiles = [
         Tile("ROI", "∞" if headline["roi"] is None else show(headline["roi"], 2), _interval(headline, "roi", 2)),
         Tile("revenue", show(headline["rev"]), _interval(headline, "rev") or f"{currency} per interaction"),
@@ -194,7 +196,8 @@ def _tiles(headline: Mapping[str, Any], currency: str) -> list[Tile]:
         Tile(
             "ROI violation rate",
             show_percent(headline["rvr"]),
-            f"window {show_whole(headline['window'])}, stride {show_whole(headline['stride'])}",
+            f"window {show_whole(headline['window'])}, stride {show_whole(headline['stride'])}"
+            + (f"; the oracle's at this ROI {show_percent(oracle)}" if oracle is not None else ""),
         ),
     ]
     if "incremental_roi" in headline:
