@@ -9,24 +9,30 @@ import numpy as np
 import pytest
 import torch
 
+from goal import IncentiveTokenizer, Policy, PolicyConfig
+from goal.config import LoopConfig, ScpoConfig
+from goal.data import Data
 from goal.evaluation import ValueGreedy, ledger, sweep
-from goal.log import History
+from goal.log import History, Splits
 from goal.reward import RewardModel, RewardTable
-from goal.simulator import Parameters, preset
+from goal.simulator import Parameters, preset, simulate
+from goal.training import Loop, Scpo, StateSampler
 
 PARAMETERS = dataclasses.replace(preset("calibrated"), horizon=30)
 MULTIPLIERS = (0.0, 1.0, 2.0)
 FATIGUE = np.linspace(0, 6, 1201)
 
 
-class ExactReward:
+class ExactReward(torch.nn.Module):
     """R and C by backward recursion over a grid of fatigue, read off the features of the pending event."""
 
     discount = 0.98
     values = (None,)
+    at = RewardModel.at
 
     def __init__(self, parameters: Parameters, *, promise: float = 1.0) -> None:
-        self.parameters, self.promise = parameters, promise
+        super().__init__()
+        self.environment, self.promise = parameters, promise
         self.multipliers = torch.tensor(MULTIPLIERS)
         self.grid = torch.tensor(parameters.levels, dtype=torch.float32)
         amounts = parameters.levels
@@ -43,7 +49,7 @@ class ExactReward:
 
     def tabulate(self, history: History) -> RewardTable:
         last = history.numeric[torch.arange(len(history)), history.lengths - 1].numpy()
-        step = np.rint(last[:, 2] * self.parameters.horizon).astype(int)
+        step = np.rint(last[:, 2] * self.environment.horizon).astype(int)
         place = np.rint(last[:, 0] / (FATIGUE[1] - FATIGUE[0])).astype(int)
         cost = self.grid[None, :, None].expand(len(step), -1, len(MULTIPLIERS))
         utility = torch.from_numpy(self.utility[step, place]).float() * self.promise
@@ -87,3 +93,30 @@ def test_the_nearest_candidate_decides() -> None:
     amounts = greedy.allocate(history, torch.tensor([0.0, 0.4, 1.9, 5.0]))
     utility = reward.utility[15, 200]
     assert amounts.tolist() == [PARAMETERS.levels[utility[:, j].argmax()] for j in (0, 0, 2, 2)]
+
+
+def test_scpo_on_the_exact_value_reaches_the_oracle() -> None:
+    log = simulate(PARAMETERS, users=200, seed=1)
+    nothing = np.zeros(0, dtype=np.int64)
+    data = Data(log, Splits(np.arange(log.events), nothing, nothing), PARAMETERS, 0)
+    tokenizer = IncentiveTokenizer.fit(log.incentives)
+    torch.manual_seed(0)
+    config = PolicyConfig(
+        vocabulary=tuple(tokenizer.values.tolist()),
+        numeric_features=3,
+        outcomes=log.outcomes.shape[1],
+        window=1,
+        dimension=32,
+        feedforward=64,
+        expert_hidden=32,
+        max_length=tokenizer.max_length + 1,
+        allowed_amounts=data.allowed_amounts,
+    )
+    policy = Policy(config, data.scaling)
+    states = StateSampler(data.windows(data.splits.training, 1), clock=data.clock, horizon=PARAMETERS.horizon)
+    settings = ScpoConfig(loop=LoopConfig(steps=120, batch_size=144, learning_rate=4e-3))
+    Loop(settings.loop).run(Scpo(policy, cast(RewardModel, ExactReward(PARAMETERS)), states, settings))
+    for row in sweep(policy.eval(), PARAMETERS, MULTIPLIERS, users=1000, seed=5, roi_target=3.0).rows:
+        value, oracle = row["value"], row["oracle_value"]
+        assert value is not None and oracle is not None
+        assert value >= 0.97 * oracle, row
