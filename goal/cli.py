@@ -6,6 +6,7 @@ import dataclasses
 import json
 import sys
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -217,6 +218,9 @@ def _print_summary(summary: dict[str, Any], folder: Path) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of the `goal` command."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments == ["--version"]:
+        print(f"goal {version('goal-incentives')}")
+        return
     try:
         _execute(_parse(arguments))
     except (GoalError, ValueError, OSError, FloatingPointError, json.JSONDecodeError) as error:

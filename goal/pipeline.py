@@ -26,13 +26,13 @@ from goal.config import PolicyConfig, RunConfig
 from goal.constraint import calibrate, candidates, threshold
 from goal.data import CALIBRATION_STREAM, Data, load_data, seed_of
 from goal.errors import ConfigurationError
+from goal.files import write_atomically
 from goal.model import Policy
 from goal.reward import LongHorizonValue, PScore, RewardModel
 from goal.reward.state import state_config
 from goal.serialization import dumps, from_dict, to_dict
 from goal.tokenizer import IncentiveTokenizer
 from goal.training import Loop, MetricsFile, Pretraining, PScoreStage, Scpo, StateSampler, ValueStage
-from goal.training.loop import write_atomically
 
 STAGES = ("vocabulary", "pretraining", "reward", "scpo", "calibration", "evaluation", "report")
 THRESHOLD_QUANTILE = 0.99

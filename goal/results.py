@@ -32,13 +32,13 @@ from goal.evaluation import (
     sweep,
 )
 from goal.evaluation.held_out import amount_accuracy
+from goal.files import write_atomically
 from goal.log import Windows
 from goal.model import Policy
 from goal.reward.pscore import COST, REVENUE
 from goal.serialization import to_dict
 from goal.simulator import Parameters
 from goal.simulator.oracle import best_revenue
-from goal.training.loop import write_atomically
 
 if TYPE_CHECKING:
     from goal.pipeline import Run

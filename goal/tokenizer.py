@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from goal.errors import ConfigurationError, LogError
+from goal.files import write_atomically
 from goal.vocabulary import FitStatistics, in_chunks, measure, parquet_amounts
 from goal_kernels.vocabulary import VocabularyAccumulator, build_vocabulary, decode, encode
 
@@ -209,16 +210,13 @@ class IncentiveTokenizer:
     def save(self, directory: str | Path) -> Path:
         """Writes ``directory``/vocabulary.json and returns its path."""
         path = Path(directory) / FILE_NAME
-        path.parent.mkdir(parents=True, exist_ok=True)
         content = {
             "format": FORMAT,
             "values": self._values.tolist(),
             "max_length": self._max_length,
             "statistics": None if self.statistics is None else asdict(self.statistics),
         }
-        temporary = path.with_suffix(".json.tmp")
-        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        temporary.replace(path)
+        write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
         return path
 
     @classmethod

@@ -18,6 +18,7 @@ from goal.evaluation.blocks import Plot
 from goal.evaluation.canvas import save_png, to_svg
 from goal.evaluation.sections import sections
 from goal.evaluation.tables import show, show_percent, show_whole
+from goal.files import write_atomically
 
 REQUIRED = {
     "run": ("source", "seed", "device", "wall_seconds"),
@@ -107,9 +108,7 @@ def build(artefacts: Mapping[str, Any], folder: str | os.PathLike[str]) -> Path:
         drawings=drawings,
     )
     path = folder / "report.html"
-    partial = path.with_suffix(".html.partial")
-    partial.write_text(page, encoding="utf-8")
-    os.replace(partial, path)
+    write_atomically(path, page.encode())
     return path
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import json
 import math
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from torch import nn
 
 from goal.config import LoopConfig
 from goal.errors import ConfigurationError
+from goal.files import write_atomically
 
 Metrics = dict[str, float]
 
@@ -79,17 +79,6 @@ class MetricsFile:
             except json.JSONDecodeError:  # the last line of a run killed while writing it
                 continue
         return lines
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that a reader sees the old content or the new one, never half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
 
 
 def learning_rate_factor(step: int, config: LoopConfig) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,11 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert stop.value.code == 0
     text = capsys.readouterr().out
     assert all(name in text for name in COMMANDS)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--version"])
+    assert capsys.readouterr().out == f"goal {version('goal-incentives')}\n"
 
 
 def test_simulate_writes_a_log_and_its_schema(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
