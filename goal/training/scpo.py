@@ -21,6 +21,9 @@ from goal.tokenizer import PAD, SOS, IncentiveTokenizer
 from goal.training.states import StateSampler
 from goal_kernels import group_advantage, scpo_loss
 
+MOST_TOKENS = 65_536
+"""Tokens in one scoring of the exact rollout's pool, at most, and twice those of an update: many amounts of many tokens
+would make a step last minutes."""
 NO_KL = 1e-4
 """A geometric fall never gets to 0; a weight of 0 is approached by way of this one."""
 
@@ -75,6 +78,11 @@ class Scpo:
             self.source = "exact" if policy.config.allowed_amounts is not None else "per_multiplier"
         if self.source == "exact" and policy.config.allowed_amounts is None:
             raise ConfigurationError("rollout='exact': needs a policy with allowed_amounts; take 'per_multiplier'")
+        self.most_states = 2 * config.loop.batch_size
+        if self.source == "exact":
+            tokens, _ = self._every_amount()
+            steps = 1 if policy.single_step else tokens.shape[1]
+            self.most_states = max(1, MOST_TOKENS // (len(self.multipliers) * len(tokens) * steps))
 
     def after_step(self) -> None:
         """Nothing follows a step."""
@@ -83,7 +91,7 @@ class Scpo:
         self, generator: torch.Generator, progress: float
     ) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
         """One rollout, then a loss for each update on it."""
-        count = max(1, round(self.config.loop.batch_size / len(self.multipliers)))
+        count = max(1, min(round(self.config.loop.batch_size / len(self.multipliers)), self.most_states // 2))
         rollout = self.rollout(self.draw(count, generator), generator)
         kl_weight = self.kl_weight(progress)
         for _ in range(self.config.updates_per_rollout):
@@ -94,12 +102,14 @@ class Scpo:
         """Draw states, those where the policy still loses most first (exact rollout only).
 
         The log's behaviour rarely meets the states that a good policy lives in, and a policy that is right in the
-        common ones can be wrong in those for long. From `pool` times as many states, half of the chance goes by the
-        expected loss against the best amount, each multiplier's relative to its mean, and half is uniform.
+        common ones can be wrong in those for long. From `pool` times as many states (or as `MOST_TOKENS` allow), half
+        of the chance goes by the expected loss against the best amount, each multiplier's relative to its mean, and
+        half is uniform.
         """
-        if self.source != "exact" or self.config.pool == 1:
+        pool = min(self.config.pool * count, self.most_states)
+        if self.source != "exact" or pool <= count:
             return self.states.draw(count, generator)
-        history = self.states.draw(self.config.pool * count, generator)
+        history = self.states.draw(pool, generator)
         tokens, lengths, amounts = self._candidates(history, generator)
         log_pi, _ = self._log_probs(history, tokens, lengths)
         value = self.reward.at(self.reward.tabulate(history), amounts)
@@ -176,11 +186,7 @@ class Scpo:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         config, count, states = self.config, len(self.multipliers), len(history)
         if self.source == "exact":
-            policy = self.policy.config
-            assert policy.allowed_amounts is not None
-            amounts = torch.tensor(policy.allowed_amounts, dtype=torch.float64, device=history.device)
-            tokenizer = IncentiveTokenizer(policy.vocabulary, max_length=policy.max_length - 1)
-            tokens = tokenizer.encode(policy.allowed_amounts)[:, 1:].to(history.device)
+            tokens, amounts = (part.to(history.device) for part in self._every_amount())
             lengths = (tokens != PAD).sum(dim=-1)
             groups = states * count
             return tokens.expand(groups, -1, -1), lengths.expand(groups, -1), amounts.expand(states, count, -1)
@@ -200,6 +206,15 @@ class Scpo:
             samples=config.group_size, greedy=False, generator=self._device_generator(generator),
         )  # fmt: skip
         return generated.tokens, generated.lengths, generated.amounts.unflatten(0, (states, count))
+
+    def _every_amount(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens `(m, T)` up to EOS and amounts `(m,)` of everything that may be paid."""
+        policy = self.policy.config
+        assert policy.allowed_amounts is not None
+        tokenizer = IncentiveTokenizer(policy.vocabulary, max_length=policy.max_length - 1)
+        return tokenizer.encode(policy.allowed_amounts)[:, 1:], torch.tensor(
+            policy.allowed_amounts, dtype=torch.float64
+        )
 
     def _expected_advantages(self, utility: torch.Tensor, probability: torch.Tensor) -> torch.Tensor:
         """Advantages `(S, n, m)` of all m amounts, each times m * its weight.

@@ -146,3 +146,17 @@ def test_moving_the_clock_leaves_the_padding_empty(data: Data) -> None:
     history = states.draw(400, torch.Generator().manual_seed(0))
     assert (history.lengths < 8).any()
     history.validate()
+
+
+def test_a_step_scores_no_more_than_so_many_tokens(policy: Policy, data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    amounts = len(policy.config.allowed_amounts or ())
+    monkeypatch.setattr("goal.training.scpo.MOST_TOKENS", len(MULTIPLIERS) * amounts * 8)
+    stage = make(policy, data)
+    drawn: list[int] = []
+    draw = stage.states.draw
+    monkeypatch.setattr(stage.states, "draw", lambda size, generator: drawn.append(size) or draw(size, generator))
+    assert stage.policy.single_step
+    generator = torch.Generator().manual_seed(0)
+    next(iter(stage.losses(generator, 0.0)))
+    assert drawn == [8]  # the pool, from which half are kept
+    assert len(stage.draw(4, generator)) == 4
