@@ -8,6 +8,7 @@ fitted_q.py             fitted Q evaluation with a linear value
 doubly_robust.py        both
 support.py              whether the log speaks of what the target does
 confounding.py          whether the log's amounts were explained by what also explains revenue
+evidence.py             all of it for a policy and a log, as the report prints it
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from goal.evaluation.off_policy.confounding import Confounding, confounding, sta
 from goal.evaluation.off_policy.decisions import LoggedDecisions, nearest
 from goal.evaluation.off_policy.doubly_robust import doubly_robust
 from goal.evaluation.off_policy.estimate import Estimate, OffPolicyEstimates
+from goal.evaluation.off_policy.evidence import log_evidence
 from goal.evaluation.off_policy.fitted_q import fitted_q_evaluation
 from goal.evaluation.off_policy.importance_sampling import self_normalized_importance_sampling
 from goal.evaluation.off_policy.marginalized import aggregate, marginalized_importance_sampling
-from goal.evaluation.off_policy.support import Support, support
+from goal.evaluation.off_policy.support import Support, amount_support, support
 
 __all__ = [
     "Confounding",
@@ -28,9 +30,11 @@ __all__ = [
     "OffPolicyEstimates",
     "Support",
     "aggregate",
+    "amount_support",
     "confounding",
     "doubly_robust",
     "fitted_q_evaluation",
+    "log_evidence",
     "marginalized_importance_sampling",
     "nearest",
     "self_normalized_importance_sampling",

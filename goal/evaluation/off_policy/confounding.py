@@ -92,13 +92,23 @@ def confounding(
     )
     warning = ""
     if on_amount > WARN and beyond > WARN:
-        after = ", even weighted by the logged propensities" if propensities is not None else ""
-        warning = (
-            f"This log is confounded{after}: what is known before a decision explains {on_amount:.0%} of the variance "
-            f"of the amount (by rank, on other users) and {beyond:.0%} of the revenue's beyond the amount. Who was paid "
-            "more differed from the start, so a difference in revenue between amounts is not what the payment did. "
-            "Draw some amounts at random and log their probabilities."
+        figures = (
+            f"what is known before a decision explains {on_amount:.0%} of the variance of the amount (by rank, on "
+            f"other users) and {beyond:.0%} of the revenue's beyond the amount"
         )
+        if propensities is None:
+            warning = (
+                f"This log is confounded: {figures}. Who was paid more differed from the start, so a difference in "
+                "revenue between amounts is not what the payment did. Draw some amounts at random and log their "
+                "probabilities."
+            )
+        else:
+            warning = (
+                "The propensities do not make this log's amounts as good as random: weighted by 1 / propensity, "
+                f"{figures}. "
+                "Either they are not the probabilities of the amounts drawn, or some users had no chance of some "
+                "amounts; trust no figure for amounts that such users were never paid."
+            )
     return Confounding(on_amount, beyond, propensities is not None, warning)
 
 

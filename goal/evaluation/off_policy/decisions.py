@@ -79,7 +79,9 @@ class LoggedDecisions:
                 f"propensities run from {propensities.min():g} to {propensities.max():g}: expected above 0 and at most "
                 "1, since an action of probability 0 cannot have been logged. Log the probability of the amount drawn"
             )
-        trajectories = np.arange(rows) if self.trajectories is None else _labels("trajectories", self.trajectories, rows)
+        trajectories = (
+            np.arange(rows) if self.trajectories is None else _labels("trajectories", self.trajectories, rows)
+        )
         begins = np.flatnonzero(np.r_[True, trajectories[1:] != trajectories[:-1]])
         if len(np.unique(trajectories)) < len(begins):
             raise ConfigurationError("trajectories: rows of one trajectory are apart; sort by trajectory, then by time")
@@ -223,7 +225,9 @@ def _numbers(name: str, given: ArrayLike, dimensions: int, rows: int | None = No
     array = np.asarray(given, dtype=np.float64)
     if array.ndim != dimensions or (rows is not None and len(array) != rows):
         expected = ("n" if rows is None else str(rows), "columns")[:dimensions]
-        raise ConfigurationError(f"{name} has shape {array.shape}: expected ({', '.join(expected)}), one row a decision")
+        raise ConfigurationError(
+            f"{name} has shape {array.shape}: expected ({', '.join(expected)}), one row a decision"
+        )
     if not np.isfinite(array).all():
         raise ConfigurationError(f"{name} holds NaN or infinity: remove or fill those decisions first")
     return array

@@ -15,7 +15,7 @@ from goal.evaluation.off_policy.estimate import (
     conclude,
     kish,
 )
-from goal.evaluation.off_policy.fitted_q import RIDGE, fit, next_value
+from goal.evaluation.off_policy.fitted_q import RIDGE, design, fit, next_value
 
 
 class ValueModel(Protocol):
@@ -45,8 +45,8 @@ def doubly_robust(
 
     Source: Dudik, Langford & Li (2011), "Doubly robust policy evaluation and learning"; Jiang & Li (2016), "Doubly
     robust off-policy value evaluation for reinforcement learning", eq. (10), with the weights normalised at each step
-    as in Thomas & Brunskill (2016), eq. (5). Both write the sum by decision, w_t-1 V_t + w_t (r_t - Q_t): the same
-    where the weights are normalised alike; here each residual has one weight, so that a perfect model leaves no error.
+    as in Thomas & Brunskill (2016). They write the same sum as w_t-1 V_t + w_t (r_t - Q_t); a trajectory that has ended
+    keeps its last weight, so both agree where lengths differ, and a perfect model leaves no error.
 
     Args:
         decisions: the logged decisions with the target's probabilities.
@@ -100,8 +100,9 @@ def _cross_fit(decisions: LoggedDecisions, outcomes: Floats, folds: int, ridge: 
     part = np.random.default_rng(0).permutation(users) % folds
     owners, rows = part[decisions.owners], part[np.asarray(decisions.users)]
     chosen, value = np.zeros_like(outcomes), np.zeros_like(outcomes)
+    steps = design(decisions)
     for fold in range(folds):
-        predicted = fit(decisions, owners != fold, outcomes, ridge).predict(decisions)
+        predicted = fit(decisions, steps, owners != fold, outcomes, ridge).predict(steps)
         kept_back = rows == fold
         chosen[kept_back], value[kept_back] = predicted[0][kept_back], predicted[1][kept_back]
     return chosen, value

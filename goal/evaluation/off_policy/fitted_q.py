@@ -53,36 +53,38 @@ def fitted_q_evaluation(
     """
     check_settings(confidence, minimum_effective_size)
     centre = decisions.outcomes.mean(axis=0)
-    model = fit(decisions, np.ones(len(decisions.lengths), dtype=bool), decisions.outcomes - centre, ridge)
+    outcomes = decisions.outcomes - centre
     trajectories, own = len(decisions.lengths), np.asarray(decisions.trajectories)
-    chosen, value = model.predict(decisions)
-    backup = decisions.outcomes - centre + next_value(decisions, value)
+    steps = design(decisions)
+    model = fit(decisions, steps, np.ones(trajectories, dtype=bool), outcomes, ridge)
+    chosen, value = model.predict(steps)
+    residual = outcomes + next_value(decisions, value) - chosen
 
     # Forwards: the mean of V_0 is a weighted sum of what follows it, step by step.
     weights, inflation, sizes = np.zeros(len(decisions)), np.ones(len(decisions)), []
-    at_first = decisions.steps == 0
-    aim = model.basis(decisions, at_first, np.asarray(decisions.target)[at_first]).sum(axis=0)
-    for t, factor in enumerate(model.inverses):
-        here = np.flatnonzero(decisions.steps == t)
-        design = model.basis(decisions, here, _one_hot(decisions, here))
-        hat = design @ factor
-        weights[here] = hat @ aim
+    carried = np.ones(trajectories)
+    for step, inverse in zip(steps, model.inverses, strict=True):
+        here = step.rows
+        hat = step.logged @ inverse
+        weights[here] = hat @ (step.expected.T @ carried[own[here]])
+        carried[own[here]] = weights[here]
         # What a regression fits of its own noise is missing from its residuals (HC1).
-        used = float(np.einsum("np,np->", hat, design))
+        used = float(np.einsum("np,np->", hat, step.logged))
         inflation[here] = np.sqrt(len(here) / max(len(here) - used, 1.0))
         sizes.append(float(kish(weights[here])) * trajectories / len(here))
-        on = here[decisions.lengths[own[here]] > t + 1]
-        aim = model.basis(decisions, on + 1, np.asarray(decisions.target)[on + 1]).T @ weights[on]
 
-    residual = (weights * inflation)[:, None] * (backup - chosen)
-    influence = value[at_first] + np.stack([np.bincount(own, weights=column) for column in residual.T], axis=1)
-    mean = value[at_first].mean(axis=0)
-    length = decisions.lengths.mean()
-    influence = influence - influence.mean(axis=0) - np.outer(decisions.lengths / length - 1, mean)
+    # The weighted residuals are zero on average but for what the penalty shrank: that is put back.
+    def total(scale: Floats) -> Floats:
+        return value[steps[0].rows] + np.stack(
+            [np.bincount(own, weights=scale * column) for column in residual.T], axis=1
+        )
+
+    mean, spread, length = total(weights).mean(axis=0), total(weights * inflation), decisions.lengths.mean()
+    influence = mean + spread - spread.mean(axis=0) - np.outer(decisions.lengths / length - 1, mean)
     return conclude(
         "fitted_q_evaluation",
         decisions,
-        centre + (mean + influence) / length,
+        centre + influence / length,
         min(sizes),
         confidence=confidence,
         minimum_effective_size=minimum_effective_size,
@@ -90,40 +92,63 @@ def fitted_q_evaluation(
 
 
 @dataclass(frozen=True, eq=False)
+class Step:
+    """Features of the decisions at one step, p = (1 + F)(1 + A).
+
+    Args:
+        rows: `(n,)` the decisions.
+        logged: `(n, p)` features of state and logged action.
+        expected: `(n, p)` their mean over the target's actions.
+    """
+
+    rows: Integers
+    logged: Floats
+    expected: Floats
+
+
+def design(decisions: LoggedDecisions) -> list[Step]:
+    """Features of all decisions, a step at a time."""
+    target, features = np.asarray(decisions.target), np.asarray(decisions.features)
+    scale = features.std(axis=0)
+    scaled = (features - features.mean(axis=0)) / np.where(scale > 0, scale, 1.0)
+    state = np.column_stack((np.ones(len(scaled)), scaled))
+    one_hot = np.eye(target.shape[1])
+    order = np.argsort(decisions.steps, kind="stable")
+    steps = []
+    for rows in np.split(order, np.cumsum(np.bincount(decisions.steps))[:-1]):
+        logged, expected = (
+            np.concatenate((state[rows], np.einsum("na,nf->naf", chance, state[rows]).reshape(len(rows), -1)), axis=1)
+            for chance in (one_hot[np.asarray(decisions.actions)[rows]], target[rows])
+        )
+        steps.append(Step(rows, logged, expected))
+    return steps
+
+
+@dataclass(frozen=True, eq=False)
 class LinearQ:
-    """A linear value a step.
+    """A linear value for each step.
 
     Args:
         coefficients: T arrays `(p, k)` for k outcomes.
         inverses: T arrays `(p, p)`, inverses of the penalised sums of squares.
-        mean: `(F,)` of the features.
-        scale: `(F,)` of the features.
     """
 
-    coefficients: list[Floats]
-    inverses: list[Floats]
-    mean: Floats
-    scale: Floats
+    coefficients: list[np.ndarray]
+    inverses: list[np.ndarray]
 
-    def basis(self, decisions: LoggedDecisions, rows: Integers | np.ndarray, probabilities: Floats) -> Floats:
-        """Expected features `(n, p)` of rows over actions of the given probabilities `(n, A)`; p = (1 + F)(1 + A)."""
-        scaled = (np.asarray(decisions.features)[rows] - self.mean) / self.scale
-        state = np.column_stack((np.ones(len(scaled)), scaled))
-        by_action = (probabilities[:, :, None] * state[:, None, :]).reshape(len(state), -1)
-        return np.concatenate((state, by_action), axis=1)
-
-    def predict(self, decisions: LoggedDecisions) -> tuple[Floats, Floats]:
+    def predict(self, steps: list[Step]) -> tuple[Floats, Floats]:
         """Q of the logged action and V under the target at each row, `(N, k)` each; 0 past the last fitted step."""
-        outcomes = self.coefficients[0].shape[1]
-        chosen, value = np.zeros((len(decisions), outcomes)), np.zeros((len(decisions), outcomes))
-        for t, coefficients in enumerate(self.coefficients):
-            here = np.flatnonzero(decisions.steps == t)
-            chosen[here] = self.basis(decisions, here, _one_hot(decisions, here)) @ coefficients
-            value[here] = self.basis(decisions, here, np.asarray(decisions.target)[here]) @ coefficients
+        shape = sum(len(step.rows) for step in steps), self.coefficients[0].shape[1]
+        chosen, value = np.zeros(shape), np.zeros(shape)
+        for step, coefficients in zip(steps, self.coefficients, strict=False):
+            chosen[step.rows] = step.logged @ coefficients
+            value[step.rows] = step.expected @ coefficients
         return chosen, value
 
 
-def fit(decisions: LoggedDecisions, kept: np.ndarray, outcomes: Floats, ridge: float = RIDGE) -> LinearQ:
+def fit(
+    decisions: LoggedDecisions, steps: list[Step], kept: np.ndarray, outcomes: Floats, ridge: float = RIDGE
+) -> LinearQ:
     """Fit the values of `outcomes` `(N, k)` on the trajectories that `kept` `(M,)` selects.
 
     Raises:
@@ -131,31 +156,20 @@ def fit(decisions: LoggedDecisions, kept: np.ndarray, outcomes: Floats, ridge: f
     """
     if not (np.isfinite(ridge) and ridge > 0):
         raise ConfigurationError(f"ridge is {ridge}: expected a positive number of rows, e.g. 1")
-    features = np.asarray(decisions.features)
-    scale = features.std(axis=0)
     own = np.asarray(decisions.trajectories)
-    horizon = int(decisions.lengths[kept].max())
-    model = LinearQ([], [], features.mean(axis=0), np.where(scale > 0, scale, 1.0))
-    following = np.zeros((len(decisions) + 1, outcomes.shape[1]))  # V of the next step, at each row that has one
-    for t in reversed(range(horizon)):
-        here = np.flatnonzero((decisions.steps == t) & kept[own])
-        design = model.basis(decisions, here, _one_hot(decisions, here))
-        last = decisions.lengths[own[here]] == t + 1
-        backup = outcomes[here] + np.where(last[:, None], 0.0, following[here + 1])
-        penalty = np.full(design.shape[1], ridge)
-        penalty[0] = 1e-9 * len(here)  # the intercept
-        inverse = np.linalg.inv(design.T @ design + np.diag(penalty))
-        coefficients = inverse @ (design.T @ backup)
-        following[here] = model.basis(decisions, here, np.asarray(decisions.target)[here]) @ coefficients
+    model = LinearQ([], [])
+    following = np.zeros((len(kept), outcomes.shape[1]))  # V of each trajectory's next step, 0 past its end
+    for step in reversed(steps[: int(decisions.lengths[kept].max())]):
+        use = kept[own[step.rows]]
+        rows, logged = step.rows[use], step.logged[use]
+        penalty = np.full(logged.shape[1], ridge)
+        penalty[0] = 1e-9 * len(rows)  # the intercept
+        inverse = np.linalg.inv(logged.T @ logged + np.diag(penalty))
+        coefficients = inverse @ (logged.T @ (outcomes[rows] + following[own[rows]]))
+        following[own[rows]] = step.expected[use] @ coefficients
         model.coefficients.insert(0, coefficients)
         model.inverses.insert(0, inverse)
     return model
-
-
-def _one_hot(decisions: LoggedDecisions, rows: Integers) -> Floats:
-    one_hot = np.zeros((len(rows), np.shape(decisions.target)[1]))
-    one_hot[np.arange(len(rows)), np.asarray(decisions.actions)[rows]] = 1.0
-    return one_hot
 
 
 def next_value(decisions: LoggedDecisions, value: Floats) -> Floats:

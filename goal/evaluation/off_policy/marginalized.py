@@ -73,8 +73,9 @@ def marginalized_importance_sampling(
         total = np.bincount(cells[here], weights=ratios[here], minlength=count)
         squares = np.bincount(cells[here], weights=np.square(ratios[here]), minlength=count)
         few = np.bincount(cells[here], minlength=count) < FEW
-        reached, thin = reached + occupancy.sum(), thin + occupancy[few].sum()
-        lost += occupancy[total == 0].sum() * (horizon - t)
+        reached += float(occupancy.sum())
+        thin += float(occupancy[few].sum())
+        lost += float(occupancy[total == 0].sum()) * (horizon - t)
         inflation[here] = np.sqrt(_correction(total, squares))[cells[here]]
         weights[here] = occupancy[cells[here]] * ratios[here] / np.where(total > 0, total, 1.0)[cells[here]]
         sizes.append(float(kish(weights[here])) * trajectories / len(here))
@@ -151,9 +152,12 @@ def _influence(
         backup = rewards[here] + np.where(last[:, None], 0.0, following[here + 1])
         ratios = decisions.ratios[here]
         total = np.bincount(cells[here], weights=ratios, minlength=count)
-        promise = np.stack(
-            [np.bincount(cells[here], weights=ratios * column, minlength=count) for column in backup.T], axis=1
-        ) / np.where(total > 0, total, 1.0)[:, None]
+        promise = (
+            np.stack(
+                [np.bincount(cells[here], weights=ratios * column, minlength=count) for column in backup.T], axis=1
+            )
+            / np.where(total > 0, total, 1.0)[:, None]
+        )
         following[here] = promise[cells[here]]
         influence[own[here]] += trajectories * weights[here, None] * (backup - following[here])
     influence += following[rows[0]]
@@ -161,7 +165,7 @@ def _influence(
     return value + (influence - influence.mean(axis=0)) / sums[2]
 
 
-def _correction(total: Floats, squares: Floats) -> Floats:
+def _correction(total: np.ndarray, squares: np.ndarray) -> np.ndarray:
     """e / (e - 1) with e the effective number of rows of a cell: residuals around a cell's own mean are too small."""
     effective = np.maximum(np.square(total) / np.where(squares > 0, squares, 1.0), 2.0)
     return effective / (effective - 1)

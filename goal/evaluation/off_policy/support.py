@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from goal.evaluation.off_policy.decisions import LoggedDecisions
+from goal.evaluation.off_policy.decisions import Floats, LoggedDecisions
 
 FEW = 10
 LARGE_RATIO = 100.0
@@ -73,3 +73,17 @@ def support(decisions: LoggedDecisions) -> Support:
     if ratios.max() > LARGE_RATIO:
         warnings.append(f"One decision counts {ratios.max():.0f}-fold: its amount was very unlikely in the log.")
     return Support(never, rarely, unsupported, mean, float(ratios.max()), size, tuple(warnings))
+
+
+def amount_support(logged: Floats, paid: Floats, *, tolerance: float = 0.1) -> tuple[float, float]:
+    """Shares of amounts that the log never, and rarely (fewer than 10 times), shows, without propensities.
+
+    Args:
+        logged: `(N,)` amounts that the log shows.
+        paid: `(n,)` amounts that the target would pay.
+        tolerance: relative distance at which a logged amount speaks for another.
+    """
+    ordered = np.sort(logged)
+    reach = tolerance * np.abs(paid)
+    counts = np.searchsorted(ordered, paid + reach, side="right") - np.searchsorted(ordered, paid - reach, side="left")
+    return float((counts == 0).mean()), float(((counts > 0) & (counts < FEW)).mean())
