@@ -125,10 +125,10 @@ def state_features(log: InteractionLog, rows: Integers | None = None) -> Floats:
     rows = np.arange(log.events) if rows is None else np.asarray(rows)
     place, starts = log.position, np.repeat(log.offsets[:-1], np.diff(log.offsets))
     columns = [np.asarray(log.numeric[rows], dtype=np.float64)]
-    for codes in np.asarray(log.categorical[rows]).T:
+    for codes in np.asarray(log.categorical).T:
         counts = np.bincount(codes)
         common = np.argsort(-counts, kind="stable")[:MOST_CATEGORIES]
-        columns.append((codes[:, None] == common[counts[common] > 0]).astype(np.float64))
+        columns.append((codes[rows, None] == common[counts[common] > 0]).astype(np.float64))
     for values in (log.incentives, log.revenue):
         running = np.concatenate(([0.0], np.cumsum(values)))
         before = (running[np.arange(log.events)] - running[starts]) / np.maximum(place, 1)
