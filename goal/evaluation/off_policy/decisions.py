@@ -204,7 +204,7 @@ class LoggedDecisions:
         return padded
 
     @cached_property
-    def cumulative_ratios(self) -> Floats:
+    def cumulative_ratios(self) -> np.ndarray:
         """`(M, T)` product of the ratios up to each step; it stays what it was after a trajectory's end."""
         return np.cumprod(self.pad(self.ratios, 1.0), axis=1)
 
