@@ -32,6 +32,7 @@ from goal.evaluation import (
     sweep,
 )
 from goal.evaluation.held_out import amount_accuracy
+from goal.evaluation.off_policy import log_evidence
 from goal.files import write_atomically
 from goal.log import Windows
 from goal.model import Policy
@@ -221,6 +222,7 @@ def _evaluate_log(run: Run, policy: Policy) -> dict[str, Any]:
                         "rvr": metrics.roi_violation_rate(revenue, cost, **logged), "window_roi": window_roi},
             "estimate": [{name: row[name] for name in ("multiplier", "rev", "cost", "roi")} for row in swept],
             "randomised": log.propensity is not None,
+            "off_policy": log_evidence(log, windows.rows, allocate(policy, windows, row["multiplier"])),
         },
         "diagnostics": {"reward_calibration": _reward_calibration(run)},
     }  # fmt: skip

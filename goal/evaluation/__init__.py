@@ -1,6 +1,7 @@
 """Evaluation: measures, rollouts in the simulator, sweeps over multipliers and the report.
 
 metrics/      REV, ROI, incremental ROI, ROI violation rate, share of gain, regret
+off_policy/   what another policy would earn, from a log alone
 policies.py   policies to compare with
 rollout.py    a policy in a simulated environment
 sweep.py      one policy over many multipliers, beside the oracle
@@ -12,7 +13,7 @@ report.py     one HTML file and PNG plots (plots.py); imported on its own, since
 
 from __future__ import annotations
 
-from goal.evaluation import metrics
+from goal.evaluation import metrics, off_policy
 from goal.evaluation.experts import ExpertUsage, expert_usage
 from goal.evaluation.ledger import ValueGreedy, ledger
 from goal.evaluation.policies import Allocator, Constant, OraclePolicy, PrivilegedPolicy, Uniform
@@ -44,6 +45,7 @@ __all__ = [
     "expert_usage",
     "ledger",
     "metrics",
+    "off_policy",
     "oracle_frontier",
     "oracle_violation_rate",
     "rollout",

@@ -69,7 +69,7 @@ def build(artefacts: Mapping[str, Any], folder: str | os.PathLike[str]) -> Path:
             * `log`: `events`, `users`, `randomised`, `name`?, `splits`? (name to events), `accuracy`? (rows of
               `predictor` and numbers, columns by the first row), `windows`? (`target, window, stride, roi, rvr,
               window_roi` in time order, of the logged policy),
-              `estimate`? (rows of `multiplier, rev, cost, roi`), `notes`?
+              `estimate`? (rows of `multiplier, rev, cost, roi`), `notes`?, `off_policy`? (of `log_evidence`)
             * `diagnostics`: `reward_calibration`? rows of `objective, predicted (b), observed (b)`
         folder: Made where it does not exist.
 

@@ -270,12 +270,42 @@ def _log(artefacts: Mapping[str, Any]) -> Section:
                 "carries every bias of the log and of the model.",
             )
         )
+    blocks += _off_policy(log.get("off_policy") or {})
     return Section(
         "log",
         f"The log{': ' + log['name'] if log.get('name') else ''}",
         "What the recorded events can and cannot tell.",
         blocks,
     )
+
+
+def _off_policy(evidence: Mapping[str, Any]) -> list[Block]:
+    blocks: list[Block] = [Note(text, warning=True) for text in evidence.get("warnings") or ()]
+    if evidence.get("note"):
+        blocks.append(Note(evidence["note"]))
+    rows = [
+        {**row, "low": row["revenue_interval"][0], "high": row["revenue_interval"][1]}
+        for row in evidence.get("estimates") or ()
+    ]
+    if rows:
+        columns = (
+            Column("estimator", "estimator"),
+            Column("horizon", "decisions"),
+            Column("revenue", "revenue"),
+            Column("low", "low"),
+            Column("high", "high"),
+            Column("cost", "cost"),
+            Column("roi", "ROI", digits=2),
+            Column("effective_size", "effective size", digits=0),
+        )
+        caption = (
+            "Off-policy estimates at the chosen multiplier: what following the policy for so many decisions would "
+            "bring per decision, from logged outcomes weighted by the propensities. Revenue with its "
+            f"{show_percent(rows[0]['confidence'], 0)} interval; a dash where an estimator abstains."
+        )
+        blocks.append(make_table(rows, columns, caption))
+        blocks += [Note(reason) for reason in dict.fromkeys(row["reason"] for row in rows if row["reason"])]
+    return blocks
 
 
 def _training(artefacts: Mapping[str, Any]) -> Section:
