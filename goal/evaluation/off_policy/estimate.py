@@ -164,7 +164,7 @@ def _reason(decisions: LoggedDecisions, size: float, minimum: float) -> str:
             "be missing): the amounts it would pay were never, or hardly ever, paid. Value a policy that stays closer "
             "to the log, or log some traffic on those amounts."
         )
-    if size < minimum:
+    if size < minimum * (1 - 1e-9):  # rounding must not turn 30 equal weights into fewer
         return (
             f"The effective sample size is {size:.1f} of {len(decisions.lengths)} trajectories over "
             f"{decisions.horizon} decisions, and at least {minimum:g} is asked for. Shorten the horizon, take coarser "
