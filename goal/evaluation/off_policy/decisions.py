@@ -160,7 +160,8 @@ class LoggedDecisions:
     @cached_property
     def ratios(self) -> Floats:
         """`(N,)` probability of the logged action under the target over that under the log's policy."""
-        return np.asarray(self.target)[np.arange(len(np.asarray(self.actions))), self.actions] / self.propensities
+        target, actions = np.asarray(self.target), np.asarray(self.actions)
+        return target[np.arange(len(actions)), actions] / np.asarray(self.propensities)
 
     @cached_property
     def lengths(self) -> Integers:

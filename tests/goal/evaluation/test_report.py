@@ -324,7 +324,7 @@ def test_drawing_touches_no_global_state():
 
 def test_off_policy_evidence_is_printed(tmp_path):
     row = {"estimator": "doubly robust", "horizon": 1, "effective_size": 412.3, "confidence": 0.9, "reason": None,
-           "revenue": 2.5, "cost": 0.5, "roi": 5.0, "revenue_interval": [2.0, 3.0]}  # fmt: skip
+           "revenue": 2.5, "cost": 0.5, "roi": 5.0, "revenue_interval": [2.1, 3.4]}  # fmt: skip
     absent = {"revenue": None, "cost": None, "roi": None, "revenue_interval": [None, None]}
     evidence = {
         "warnings": ["This log is confounded: both shares."],
@@ -334,7 +334,7 @@ def test_off_policy_evidence_is_printed(tmp_path):
     log = {"events": 10, "users": 2, "randomised": True, "off_policy": evidence}
     page = Page(report.build(minimal() | {"log": log}, tmp_path).read_text(encoding="utf-8"))
     assert "This log is confounded: both shares." in page.text and "Too few." in page.text
-    assert ["doubly robust", "1", "2.500", "2.000", "3.000", "0.5000", "5.00", "412"] in page.rows
+    assert ["doubly robust", "1", "2.500", "2.100", "3.400", "0.500", "5.00", "412"] in page.rows
     assert ["doubly robust", "5", "–", "–", "–", "–", "–", "1"] in page.rows
     log["off_policy"] = {"warnings": [], "note": "There are no off-policy estimates.", "estimates": []}
     page = Page(report.build(minimal() | {"log": log}, tmp_path).read_text(encoding="utf-8"))

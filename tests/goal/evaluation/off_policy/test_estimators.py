@@ -246,7 +246,7 @@ def test_a_perfect_model_leaves_no_error_where_nothing_is_chance() -> None:
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_weights_over_100_steps_mean_nothing(name: str) -> None:
-    log = simulate(preset("calibrated"), "uniform", users=200, seed=0)
+    log = simulate(preset("calibrated"), "uniform", users=300, seed=0)
     target = np.full((log.events, 11), 0.05)
     target[np.arange(log.events), np.where(log.numeric[:, 0] > 2, 0, 8)] += 0.45
     decisions = LoggedDecisions.from_log(log, target, amounts=np.arange(11.0), features=log.numeric[:, :1])
