@@ -21,6 +21,14 @@ def on_device_of(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
     return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
 
 
+def within_32_bits(tensor: Tensor, axis: int) -> Tensor:
+    """`tensor`, copied where elements along `axis` lie too far apart for the 32-bit offsets that kernels use there.
+
+    Twice the size, since a tile may reach up to the next power of two.
+    """
+    return tensor.contiguous() if 2 * tensor.shape[axis] * tensor.stride(axis) >= 2**31 else tensor
+
+
 @functools.cache
 def multiprocessors(device: torch.device) -> int:
     """Streaming multiprocessors of a CUDA device."""

@@ -1,17 +1,18 @@
 """The pinned launch configurations: tile shapes, warps and pipeline stages by width and number format.
 
-Chosen on an H100; correct everywhere. Nothing is tuned at run time, so no length, batch size or device state changes
-which kernel runs, and results keep their bits from run to run.
+Chosen by prototypes on an H100 and by what builds without spilling registers; correct everywhere. Nothing is tuned at
+run time, so no length, batch size or device state changes which kernel runs, and results keep their bits.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-# The widest row whose whole LayerNorm fits one tile of accumulators; wider rows are normalised in a second pass.
-FUSED_CHANNELS = 512
+# The widest row, padded to a power of two, that a tile of accumulators holds beside masks and the loop over layers, by
+# bytes an element. One layer at a time and without masks twice that fits; wider rows are normalised in a second pass.
+FUSED_CHANNELS = {2: 256, 4: 128}
 # Programs that share the sums over rows. A constant, not the device's multiprocessor count: the split decides the bits.
 NORM_PROGRAMS = 528
 # About two programs of the weight gradient for each multiprocessor of an H100.
@@ -50,10 +51,18 @@ BLOCK_32 = {
     64: Tile(64, 64, 32, 4, 3),
     128: Tile(64, 128, 32, 8, 3),
     256: Tile(64, 256, 32, 8, 2),
-    512: Tile(32, 512, 16, 8, 2),
 }
+# Guarded: beside the loop, and Hopper's matrix unit takes no fewer than 64 rows
+GUARDED_16 = BLOCK_16 | {256: Tile(64, 256, 64, 8, 3), 512: Tile(64, 512, 32, 8, 2)}
+GUARDED_32 = BLOCK_32 | {256: Tile(64, 256, 16, 8, 2)}
+# Not on Hopper, guarded or not
+OTHER_16 = BLOCK_16 | {256: Tile(64, 256, 64, 8, 3), 512: Tile(32, 512, 32, 8, 3)}
+OTHER_32 = BLOCK_32 | {256: Tile(32, 256, 32, 8, 2)}
 CONV_16 = {64: Tile(128, 64, 64, 8, 3, 128), 128: Tile(128, 128, 64, 8, 3, 128)}
 CONV_32 = {64: Tile(64, 64, 32, 4, 3), 128: Tile(64, 128, 32, 8, 3)}
+# Channels that do not fill those tiles need masks, which take registers
+MASKED_16, OTHER_MASKED_16 = Tile(64, 128, 64, 8, 3), Tile(64, 128, 32, 8, 3)
+MASKED_32 = Tile(64, 64, 32, 8, 3)
 WEIGHT_16 = {64: Tile(64, 64, 64, 4, 3), 128: Tile(128, 128, 64, 8, 3, 128)}
 WEIGHT_32 = {64: Tile(64, 64, 32, 4, 3), 128: Tile(64, 64, 32, 4, 3)}
 
@@ -72,34 +81,45 @@ def power_of_two(value: int) -> int:
     return max(16, 1 << (value - 1).bit_length())
 
 
-def block_tile(channels: int, dtype: torch.dtype, *, interpreted: bool, narrow: bool) -> Tile:
+def fuses(channels: int, dtype: torch.dtype) -> bool:
+    """Whether one kernel takes a layer with its LayerNorm."""
+    width, most = power_of_two(channels), FUSED_CHANNELS[dtype.itemsize]
+    return width <= (2 * most if width == channels else most)
+
+
+def fuses_layers(length: int, channels: int, dtype: torch.dtype) -> bool:
+    """Whether one launch takes all layers."""
+    return length <= STACK_LENGTH and power_of_two(channels) <= FUSED_CHANNELS[dtype.itemsize]
+
+
+def block_tile(channels: int, dtype: torch.dtype, *, interpreted: bool, guarded: bool, hopper: bool) -> Tile:
     """Fused block: the tile spans the whole (padded) row.
 
-    `narrow`: the loop around a guarded launch, or a matrix unit other than Hopper's, needs registers beside the
-    accumulator; wide tiles would spill.
+    The loop around a guarded launch, and a matrix unit other than Hopper's, need registers beside the accumulator:
+    smaller tiles, and less deep ones where there are masks.
     """
     width = power_of_two(channels)
     if interpreted:
         return Tile(32, width, 16, 1, 1)
-    table = BLOCK_32 if dtype == torch.float32 else BLOCK_16
-    tile = table[max(width, 64)]
-    rows = tile.rows // 2 if narrow and width >= 256 else tile.rows
-    return Tile(rows, width, min(tile.depth, width), tile.warps, tile.stages, tile.registers)
+    tables = (BLOCK_32, GUARDED_32, OTHER_32) if dtype == torch.float32 else (BLOCK_16, GUARDED_16, OTHER_16)
+    tile = tables[2 if not hopper else 1 if guarded else 0][max(width, 64)]
+    rows, depth = tile.rows, min(tile.depth, width)
+    if channels < width and (guarded or not hopper):
+        depth = max(16, depth // 2)
+        rows = rows // 2 if width >= 256 and not hopper else rows
+    return Tile(rows, width, depth, tile.warps, tile.stages, tile.registers)
 
 
-def conv_tile(channels_in: int, channels_out: int, dtype: torch.dtype, *, interpreted: bool) -> Tile:
-    """Plain convolution, forward and towards the input: columns may take several tiles.
-
-    Channels that do not fill their tiles need masks, which take registers: such tiles have half the rows.
-    """
+def conv_tile(channels_in: int, channels_out: int, dtype: torch.dtype, *, interpreted: bool, hopper: bool) -> Tile:
+    """Plain convolution, forward and towards the input: columns may take several tiles."""
     if interpreted:
         return INTERPRETED
-    table = CONV_32 if dtype == torch.float32 else CONV_16
     width = power_of_two(channels_out)
-    tile = table[64 if width <= 64 else 128]
-    depth = min(tile.depth, power_of_two(channels_in))
-    rows = tile.rows if channels_in % depth == 0 and channels_out % tile.columns == 0 else tile.rows // 2
-    return Tile(rows, min(tile.columns, width), depth, tile.warps, tile.stages, tile.registers)
+    tile = (CONV_32 if dtype == torch.float32 else CONV_16)[64 if width <= 64 else 128]
+    depth = power_of_two(channels_in)
+    if channels_in % min(tile.depth, depth) > 0 or channels_out % tile.columns > 0:
+        tile = MASKED_32 if dtype == torch.float32 else MASKED_16 if hopper else OTHER_MASKED_16
+    return replace(tile, columns=min(tile.columns, width), depth=min(tile.depth, depth))
 
 
 def weight_tile(channels_in: int, channels_out: int, dtype: torch.dtype, *, interpreted: bool) -> Tile:

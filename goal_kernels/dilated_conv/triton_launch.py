@@ -86,7 +86,8 @@ def convolve(
         # nothing to sum: what remains is the bias
         out.zero_() if bias is None else out.copy_(bias.expand(out.shape))
         return
-    tile = table.conv_tile(channels_in, channels_out, source.dtype, interpreted=INTERPRETING)
+    hopper = wide.on_hopper()
+    tile = table.conv_tile(channels_in, channels_out, source.dtype, interpreted=INTERPRETING, hopper=hopper)
     columns = -(-channels_out // tile.columns)
     conv_kernel[(-(-rows // tile.rows) * columns,)](
         source,
@@ -135,7 +136,7 @@ def block(
     """One layer into `out`; `recompute`: only the normalised rows, and only where the device finds them needed."""
     rows, channels = source.shape
     taps = weight.shape[0]
-    if channels > table.FUSED_CHANNELS:
+    if not table.fuses(channels, source.dtype):
         inner = torch.empty(out.shape, dtype=torch.float32, device=out.device)
         guard = (norm_weight, norm_bias) if recompute else None
         convolve(source, weight, bias, inner, length, dilation, residual=True, guard=guard)
@@ -158,7 +159,8 @@ def block(
         vectors = (bias, norm_weight, norm_bias, rstd)
         wide.convolve(source, weight, out, length, *_shifts((dilation,), taps), norm=vectors, eps=eps)
         return
-    tile = table.block_tile(channels, source.dtype, interpreted=INTERPRETING, narrow=recompute or not wide.on_hopper())
+    hopper = wide.on_hopper()
+    tile = table.block_tile(channels, source.dtype, interpreted=INTERPRETING, guarded=recompute, hopper=hopper)
     tiles = -(-rows // tile.rows)
     block_kernel[(min(tiles, table.GUARD_PROGRAMS) if recompute else tiles,)](
         source,
@@ -201,7 +203,8 @@ def stack_at_once(
     keep: bool,
 ) -> None:
     rows, channels = source.shape
-    tile = table.block_tile(channels, source.dtype, interpreted=INTERPRETING, narrow=not wide.on_hopper())
+    hopper = wide.on_hopper()
+    tile = table.block_tile(channels, source.dtype, interpreted=INTERPRETING, guarded=False, hopper=hopper)
     span = max(1, tile.rows // length) * length
     stack_kernel[(-(-rows // span),)](
         source,

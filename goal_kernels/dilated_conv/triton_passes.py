@@ -88,7 +88,7 @@ def stack(
     with on_device_of(x):
         rows = as_rows(x)
         parameters = Parameters(weights, biases, norm_weights, norm_biases).contiguous()
-        if layers > 1 and length <= table.STACK_LENGTH and channels <= table.FUSED_CHANNELS:
+        if layers > 1 and table.fuses_layers(length, channels, x.dtype):
             stack_at_once(rows, *parameters, hidden, out, rstd, length, dilations, eps, keep)
         else:
             # without `keep` two buffers take turns, so that the last layer lands in `out`

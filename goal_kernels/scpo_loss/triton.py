@@ -17,7 +17,7 @@ import torch
 import triton
 from torch import Tensor
 
-from goal_kernels._launch import multiprocessors, on_device_of
+from goal_kernels._launch import multiprocessors, on_device_of, within_32_bits
 from goal_kernels.scpo_loss._kernels import PARTIALS, scale_kernel, scpo_loss_kernel, scpo_summary_kernel
 from goal_kernels.scpo_loss.eager import ScpoLoss
 
@@ -68,6 +68,7 @@ def scpo_loss_op(
     most = PROGRAMS_PER_MULTIPROCESSOR * multiprocessors(logits.device)
     programs = max(1, min(triton.cdiv(sequences, sequence_count), most))
     with on_device_of(logits):
+        logits, reference_logits = within_32_bits(logits, 2), within_32_bits(reference_logits, 2)
         partials = torch.empty(programs, int(PARTIALS.value), dtype=torch.float32, device=logits.device)
         scpo_loss_kernel[(programs,)](
             logits,

@@ -12,6 +12,7 @@ import pytest
 
 # Shared memory one program can have, by compute capability.
 SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+TENSOR_MEMORY = 512  # columns of the accumulators' memory of sm_100
 
 
 @dataclass(frozen=True)
@@ -23,12 +24,14 @@ class CompiledKernel:
     registers: int
     stack: int  # bytes of local memory a thread: spilled registers live there
     shared: int
+    tensor: int  # columns of tensor memory
     ptx: str
 
     def check(self, *, wgmma: bool = False) -> None:
-        """No spills, shared memory fits, and on sm_90 the matrix unit is used if the kernel multiplies."""
+        """No spills, memory on the chip suffices, and on sm_90 the matrix unit is used if the kernel multiplies."""
         assert self.stack == 0, f"{self.name} spills {self.stack} bytes a thread on sm_{self.capability}"
         assert self.shared <= SHARED_MEMORY[self.capability], f"{self.name} needs {self.shared} bytes of shared memory"
+        assert self.tensor <= TENSOR_MEMORY, f"{self.name} needs {self.tensor} columns of tensor memory"
         if wgmma and self.capability == 90:
             assert "wgmma.mma_async" in self.ptx, f"{self.name} does not use wgmma"
 
@@ -83,8 +86,9 @@ def compile_launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
                 if kernel.hash not in seen:
                     seen.add(kernel.hash)
                     registers, stack = resource_usage(kernel.asm["cubin"], tmp_path)
-                    shared, ptx = kernel.metadata.shared, kernel.asm["ptx"]
-                    kernels.append(CompiledKernel(self.__name__, capability, registers, stack, shared, ptx))
+                    memory = kernel.metadata.shared, kernel.metadata.tmem_size or 0
+                    ptx = kernel.asm["ptx"]
+                    kernels.append(CompiledKernel(self.__name__, capability, registers, stack, *memory, ptx))
 
             with monkeypatch.context() as patch:
                 patch.setattr(driver, "_active", Target(capability))  # set_active cannot be undone without a GPU

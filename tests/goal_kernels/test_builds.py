@@ -1,7 +1,8 @@
 """Ahead-of-time builds of the expert, advantage and loss kernels: no GPU, the launches of real shapes.
 
-Ordinarily the two measured shapes for sm_90; with `GOAL_ALL_BUILDS=1` for sm_80 and sm_100 too, and every tile that
-`_plan.py` and the launches choose, for sm_90. Triton keeps what it built, so that only the first run takes minutes.
+Ordinarily the measured shapes for sm_90, and each kernel once for sm_80 and sm_100; with `GOAL_ALL_BUILDS=1` the
+measured shapes, and every tile that `_plan.py` and the launches choose, for all three. Triton keeps what it built, so
+that only the first run takes minutes.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 ALL_BUILDS = os.environ.get("GOAL_ALL_BUILDS") == "1"
-CAPABILITIES = (80, 90, 100) if ALL_BUILDS else (90,)
+EVERY_CARD = (80, 90, 100)
+CAPABILITIES = EVERY_CARD if ALL_BUILDS else (90,)
 # Kernels that multiply tiles of 64 rows or more.
 MATMULS = (
     "mixture_kernel",
@@ -24,6 +26,13 @@ MATMULS = (
     "hidden_backward_kernel",
     "weight_gradient_kernel",
 )
+EVERY_KERNEL = {
+    *MATMULS,
+    *("router_kernel", "sort_kernel", "combine_kernel", "sum_kernel"),
+    *("gate_backward_kernel", "condition_backward_kernel", "gate_sum_kernel"),
+    *("scpo_loss_kernel", "scpo_summary_kernel", "scale_kernel"),
+    "group_advantage_kernel",
+}
 
 
 @pytest.fixture
@@ -111,6 +120,27 @@ def test_group_advantage(compile_launches, no_synchronisation):
         kernel.check()
 
 
+@pytest.mark.parametrize("capability", [80, 100])
+def test_every_kernel_for_other_cards(compile_launches, monkeypatch, capability):
+    from goal_kernels.routed_experts import _plan
+
+    def few_tokens() -> None:
+        with torch.no_grad():
+            routed_experts(512, 64, 64, 4, torch.bfloat16)
+
+    def many_tokens() -> None:
+        routed_experts(512, 64, 64, 4, torch.bfloat16)
+
+    kernels = compile_launches(few_tokens, (capability,))
+    monkeypatch.setattr(_plan, "DENSE_PAIRS", 0)
+    kernels += compile_launches(many_tokens, (capability,))
+    kernels += compile_launches(lambda: scpo_loss(8, 64, torch.bfloat16, "exact", "sequence"), (capability,))
+    kernels += compile_launches(lambda: group_advantage(16, torch.float32), (capability,))
+    for kernel in kernels:
+        kernel.check()
+    assert {kernel.name for kernel in kernels} == EVERY_KERNEL
+
+
 every_tile = pytest.mark.skipif(not ALL_BUILDS, reason="takes minutes: GOAL_ALL_BUILDS=1 runs it")
 
 
@@ -132,11 +162,15 @@ every_tile = pytest.mark.skipif(not ALL_BUILDS, reason="takes minutes: GOAL_ALL_
     ],
 )
 def test_every_tile_of_the_experts(compile_launches, dtype, tokens, channels, hidden, experts, k, activation):
+    from goal_kernels.routed_experts._plan import plan
+
     def launch() -> None:
         routed_experts(tokens, channels, hidden, experts, dtype, k, activation)
 
-    for kernel in compile_launches(launch, (90,)):
-        kernel.check()
+    # Hopper's matrix unit takes tiles of 64 rows and more
+    rows = plan(tokens, channels, hidden, experts, k, dtype, torch.device("cpu")).rows
+    for kernel in compile_launches(launch, EVERY_CARD):
+        kernel.check(wgmma=kernel.name in MATMULS and min(rows, channels, hidden) >= 64)
 
 
 @every_tile
@@ -145,7 +179,7 @@ def test_every_tile_of_the_experts(compile_launches, dtype, tokens, channels, hi
 def test_every_tile_of_the_loss(compile_launches, dtype, steps, vocabulary):
     for kl, ratio in (("exact", "token"), ("k3", "sequence")):
         for kernel in compile_launches(
-            lambda kl=kl, ratio=ratio: scpo_loss(steps, vocabulary, dtype, kl, ratio), (90,)
+            lambda kl=kl, ratio=ratio: scpo_loss(steps, vocabulary, dtype, kl, ratio), EVERY_CARD
         ):
             kernel.check()
 
@@ -154,5 +188,5 @@ def test_every_tile_of_the_loss(compile_launches, dtype, steps, vocabulary):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_every_tile_of_the_advantage(compile_launches, dtype):
     for candidates in (1, 7, 300, 8192):
-        for kernel in compile_launches(lambda candidates=candidates: group_advantage(candidates, dtype), (90,)):
+        for kernel in compile_launches(lambda candidates=candidates: group_advantage(candidates, dtype), EVERY_CARD):
             kernel.check()

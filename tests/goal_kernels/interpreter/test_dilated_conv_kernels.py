@@ -139,7 +139,7 @@ def test_norm_weights_near_zero(gain: float, dtype: torch.dtype) -> None:
 
 
 def test_rows_wider_than_one_tile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(configurations, "FUSED_CHANNELS", 16)
+    monkeypatch.setattr(configurations, "FUSED_CHANNELS", {2: 8, 4: 8})
     check_stack(stack_arguments(2, 3, 20, 2, 2, torch.float32), (1, 2))
     check_stack(stack_arguments(1, 3, 20, 2, 1, torch.float32, gain=1e-3), (1,))
 

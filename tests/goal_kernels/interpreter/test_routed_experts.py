@@ -310,6 +310,18 @@ _router.combine_kernel[(1,)](
     values, dispatch, out, 1, 1, channels, 2, K=2, SLOTS=2, DENSE=False, BM=1, BD=channels
 )
 assert torch.equal(out[0, :32], torch.arange(32) + 1), out[0, :32]
+
+from goal_kernels.backend import set_backend
+from goal_kernels.routed_experts import route_topk
+set_backend("triton")
+near = torch.randn(6, 5).half()
+far = torch.empty(5 * 2**29, dtype=torch.float16).as_strided((6, 5), (1, 2**29)).copy_(near).requires_grad_()
+z, gate_weight = torch.randn(6, 4).half(), torch.randn(3, 9).half()
+results = []
+for condition in (near.requires_grad_(), far):
+    routing = route_topk(z, condition, gate_weight, k=2)
+    results.append([*routing, *torch.autograd.grad(routing.weights[:, 0].sum(), condition)])
+assert all(torch.equal(one, other) for one, other in zip(*results)), results
 """
     result = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
