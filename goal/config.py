@@ -196,8 +196,11 @@ class RewardConfig:
     counterfactual: float = 0.5
     """Share of decisions whose value is learned at another amount than the logged one (`AmountEffects`); only where the
     past is not used."""
+    target_rate_start: float = 0.06
+    """Polyak rate of the target network at the beginning, so that value travels far along an episode; it falls to
+    `target_rate` over the first 70% of the steps."""
     target_rate: float = 0.01
-    """Polyak rate of the target network."""
+    """Polyak rate of the target network at the end, where it averages the noise of single steps."""
     grid_size: int = 24
     """Amounts at which values are compared where the log has more distinct amounts than this."""
 
@@ -206,6 +209,8 @@ class RewardConfig:
         _require(self.history in ("auto", "always"), "history", self.history, "'auto' or 'always'")
         _require(0 <= self.discount < 1, "discount", self.discount, "in [0, 1)")
         _require(0 <= self.counterfactual <= 1, "counterfactual", self.counterfactual, "in [0, 1]")
+        for name in ("target_rate_start", "target_rate"):
+            _require(0 < getattr(self, name) <= 1, name, getattr(self, name), "in (0, 1]")
         _require(self.ensemble >= 1, "ensemble", self.ensemble, "at least 1")
         _require(self.grid_size >= 2, "grid_size", self.grid_size, "at least 2")
 

@@ -22,6 +22,9 @@ from goal.reward import LongHorizonValue, RewardModel
 from goal.training.effects import AmountEffects
 from goal.training.pscore import encode_states
 
+SLOWING = 0.7
+"""Share of the steps over which the target networks slow down."""
+
 
 def balance(log: InteractionLog, rows: np.ndarray, *, leave_out: int | None = None, cells: int = 20) -> np.ndarray:
     """Weights `(len(rows),)` for drawing decisions: one over the root of how many are alike, float64.
@@ -101,6 +104,7 @@ class ValueStage:
         if config.counterfactual and not reward.pscore.state.uses_history:
             self.effects = AmountEffects(log, rows[keep], found.row[keep])
         self._set_scales()
+        self.rate = config.target_rate_start
         targets = copy.deepcopy(reward.values).requires_grad_(False)
         self.targets = cast(list[LongHorizonValue], list(targets))
         self.module = nn.ModuleDict({"online": reward.values, "target": targets})
@@ -121,7 +125,7 @@ class ValueStage:
         """Move the target networks (Polyak averaging)."""
         for target, value in zip(self.targets, self.values, strict=True):
             for kept, new in zip(target.parameters(), value.parameters(), strict=True):
-                kept.lerp_(new, self.config.target_rate)
+                kept.lerp_(new, self.rate)
 
     @torch.no_grad()
     def finish(self) -> None:
@@ -133,6 +137,8 @@ class ValueStage:
     ) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
         """One batch for all value networks, one loss."""
         size, reward = self.config.value.batch_size, self.reward
+        start, end = self.config.target_rate_start, self.config.target_rate
+        self.rate = start * (end / start) ** min(1.0, progress / SLOWING)
         device = reward.grid.device
         place = torch.rand(size, generator=generator, dtype=torch.float64) * self.cumulative[-1]
         indices = torch.searchsorted(self.cumulative, place).clamp(max=len(self.states) - 1)
