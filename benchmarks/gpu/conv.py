@@ -24,8 +24,9 @@ SHAPES = {
     (1024, 100, 128): ((0.05, 0.10 / 0.665), (0.17, 0.42 / 2.49)),
     (4096, 256, 256): ((2.06, 3.0 / 12.4), (6.2, 9.5 / 37.6)),
 }
-# sequences compared with fp64: enough for every kind of tile, few enough for fp64's memory and speed
-COMPARED = 48
+# sequences compared with fp64: enough for every kind of tile and for persistent programs to take several, few enough
+# for fp64's memory and speed
+COMPARED = 160
 
 
 def arguments(batch: int, length: int, channels: int) -> list[Tensor]:

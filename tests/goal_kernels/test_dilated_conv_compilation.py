@@ -28,15 +28,23 @@ MATRIX_KERNELS = {"stack_kernel", "block_kernel", "conv_kernel", "weight_gradien
 VECTOR_KERNELS = {"norm_backward_kernel", "sum_partials_kernel", "sum_vectors_kernel"}
 
 
-def stack(channels: int, dtype: torch.dtype, length: int, *, keep: bool, backward: bool = False) -> None:
+def stack(
+    channels: int,
+    dtype: torch.dtype,
+    length: int,
+    *,
+    keep: bool,
+    backward: bool = False,
+    dilations: tuple[int, ...] = (1, 2),
+) -> None:
     from goal_kernels.dilated_conv import triton_passes as passes
 
-    weights = torch.empty(2, 3, channels, channels, dtype=dtype)
-    vectors = [torch.empty(2, channels) for _ in range(3)]
+    weights = torch.empty(len(dilations), 3, channels, channels, dtype=dtype)
+    vectors = [torch.empty(len(dilations), channels) for _ in range(3)]
     x = torch.empty(4, length, channels, dtype=dtype)
-    out, hidden, rstd = passes.stack(x, weights, *vectors, (1, 2), 1e-5, keep)
+    out, hidden, rstd = passes.stack(x, weights, *vectors, dilations, 1e-5, keep)
     if backward:
-        passes.stack_backward(x, x, hidden, out, rstd, weights, *vectors, (1, 2), 1e-5)
+        passes.stack_backward(x, x, hidden, out, rstd, weights, *vectors, dilations, 1e-5)
 
 
 def plain(channels: int, dtype: torch.dtype) -> None:
@@ -56,7 +64,10 @@ def check(kernels, channels: int) -> set[str]:
 
 @pytest.mark.parametrize(("length", "channels"), [(100, 128), (256, 256)])
 def test_training_at_the_measured_shapes(length: int, channels: int, compile_launches) -> None:
-    names = check(compile_launches(lambda: stack(channels, BF16, length, keep=True, backward=True)), channels)
+    def training() -> None:
+        stack(channels, BF16, length, keep=True, backward=True, dilations=(1, 2, 4, 8))
+
+    names = check(compile_launches(training), channels)
     assert names >= ({"stack_kernel", "conv_kernel"} if channels == 128 else WIDE_KERNELS)
 
 
@@ -92,7 +103,8 @@ def test_every_kernel_for_other_cards(capability: int, compile_launches) -> None
 @pytest.mark.parametrize(("channels", "dtype"), EVERY)
 def test_every_launch(channels: int, dtype: torch.dtype, capability: int, compile_launches) -> None:
     def everything() -> None:
-        for length in (100, 256):
+        # several sequences in a tile, several tiles a sequence, a launch a layer
+        for length in (20, 100, 256):
             stack(channels, dtype, length, keep=True, backward=True)
             stack(channels, dtype, length, keep=False)
         plain(channels, dtype)

@@ -68,6 +68,7 @@ def test_backend_is_triton() -> None:
         (50, 100, 128, torch.float16),
         (9, 256, 256, torch.bfloat16),
         (9, 250, 256, torch.float16),  # tiles that end past the sequence
+        (170, 256, 256, torch.bfloat16),  # more tiles than persistent programs
         (7, 300, 128, torch.bfloat16),  # a launch per layer, pointers
         (50, 16, 64, torch.bfloat16),
         (33, 37, 20, torch.float32),
@@ -151,13 +152,21 @@ def test_launches_on_the_device_of_the_input() -> None:
 
 
 def test_more_than_two_to_the_31_elements() -> None:
-    """Rows past the 31-bit edge, and more than 65,535 tiles."""
-    batch, length, channels = 2**19 + 8, 256, 16
-    if torch.cuda.mem_get_info()[0] < 20 * 2**30:
-        pytest.skip("needs 20 GiB of free GPU memory")
+    """Rows past the 31-bit edge, forward and backward, and more than 65,535 tiles."""
+    batch, length, channels, last = 2**19 + 8, 256, 16, 3
+    if torch.cuda.mem_get_info()[0] < 30 * 2**30:
+        pytest.skip("needs 30 GiB of free GPU memory")
     x = torch.zeros(batch, length, channels, dtype=torch.bfloat16, device="cuda")
-    x[-3:] = random(3, length, channels, seed=1)
-    weight = random(3, channels, channels, dtype=torch.bfloat16, seed=2, scale=0.1)
-    out = dilated_causal_conv(x, weight, dilation=2)
-    torch.testing.assert_close(out[-3:], dilated_causal_conv(x[-3:].clone(), weight, dilation=2))
-    assert not out[:-3].any()
+    upstream = torch.zeros_like(x)
+    x[-last:], upstream[-last:] = random(last, length, channels, seed=1), random(last, length, channels, seed=3)
+    weight = random(3, channels, channels, dtype=torch.bfloat16, seed=2, scale=0.1).requires_grad_()
+    near = [x[-last:].clone().requires_grad_(), weight]
+
+    def conv(*tensors: Tensor) -> Tensor:
+        return dilated_causal_conv(*tensors, dilation=2)
+
+    out, grad_x, grad_weight = with_gradients(conv, [x.requires_grad_(), weight], upstream)
+    expected = with_gradients(conv, near, upstream[-last:].clone())
+    for value, wanted in zip((out[-last:], grad_x[-last:], grad_weight), expected, strict=True):
+        torch.testing.assert_close(value, wanted)
+    assert not out[:-last].any() and not grad_x[:-last].any()

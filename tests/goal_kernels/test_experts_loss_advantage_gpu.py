@@ -160,3 +160,43 @@ def test_the_device_of_the_input_is_used() -> None:
     assert out.device == torch.device("cuda:1") and torch.cuda.current_device() == 0
     expected, _ = eager_experts.routed_experts(*arguments, k=2)
     torch.testing.assert_close(out, expected, atol=2e-2, rtol=2e-2)
+
+
+def test_experts_of_more_than_two_to_the_31_elements() -> None:
+    """Tokens past the 31-bit edge, forward and backward: those before are zero and so is their upstream gradient."""
+    channels, last = 128, 64
+    tokens = 2**31 // channels + last
+    if torch.cuda.mem_get_info()[0] < 60 * 2**30:
+        pytest.skip("needs 60 GiB of free GPU memory")
+    near = experts_arguments(last, channels, 16, 2, torch.bfloat16, groups=1)
+    z, upstream = (torch.zeros(tokens, channels, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    near_upstream = torch.randn(last, channels, device="cuda").bfloat16()
+    z[-last:], upstream[-last:] = near[0].detach(), near_upstream
+
+    def experts(*tensors: Tensor) -> Tensor:
+        return routed_experts(*tensors, k=1)[0]
+
+    out, grad_z, _, _, *grads = with_gradients(experts, [z.requires_grad_(), *near[1:]], upstream)
+    wanted_out, wanted_z, _, _, *wanted = with_gradients(experts, near, near_upstream)
+    assert not grad_z[:-last].any()
+    values = (out[-last:], grad_z[-last:], *grads)
+    for value, expected in zip(values, (wanted_out, wanted_z, *wanted), strict=True):
+        assert (value.double() - expected.double()).norm() < 2e-2 * expected.double().norm()
+
+
+def test_loss_of_more_than_two_to_the_31_logits() -> None:
+    steps, vocabulary, last = 8, 32, 5
+    sequences = 2**31 // (steps * vocabulary) + last
+    if torch.cuda.mem_get_info()[0] < 20 * 2**30:
+        pytest.skip("needs 20 GiB of free GPU memory")
+    logits = torch.zeros(sequences, steps, vocabulary, dtype=torch.bfloat16, device="cuda")
+    logits[-last:] = torch.randn(last, steps, vocabulary, device="cuda")
+    slopes = []
+    for part in (logits, logits[-last:].clone()):
+        count = len(part)
+        tokens = torch.ones(count, steps, dtype=torch.int64, device="cuda")
+        old, lengths = torch.full((count, steps), -3.5, device="cuda"), torch.full((count,), steps, device="cuda")
+        loss = scpo_loss(part.requires_grad_(), part.flip(-1), tokens, old, lengths, lengths.float(), **OPTIONS).loss
+        (slope,) = torch.autograd.grad(loss, part)
+        slopes.append(slope[-last:].float() * count)
+    torch.testing.assert_close(*slopes, atol=1e-2, rtol=2e-2)
