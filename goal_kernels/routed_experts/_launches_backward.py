@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from goal_kernels import _launch
 from goal_kernels._launch import multiprocessors
 from goal_kernels.routed_experts import _mlp, _router
 from goal_kernels.routed_experts._launches import grouped_matmul, matrix_options
@@ -24,6 +25,7 @@ def backward(z, parameters, routing, upstream, upstreams, gradients, activation:
     weights, experts, _, dispatch = routing
     common = {"K": shape.k, "EP": power(shape.experts), "DENSE": shape.dense}
     unaligned = shape.channels % ALIGNMENT > 0 or shape.hidden % ALIGNMENT > 0
+    older = _launch.capability(z.device) < 90  # 4 warps spill there
     block = min(32 if shape.small else 128, power(shape.hidden))
     blocks = triton.cdiv(shape.hidden, block)
     scaled, slopes = (z.new_empty(shape.positions, shape.hidden) for _ in range(2))
@@ -58,7 +60,7 @@ def backward(z, parameters, routing, upstream, upstreams, gradients, activation:
         BK=16 if unaligned else min(32 if shape.small else 64, power(shape.channels)),
         ACTIVATION=activation,
         TANH=tanh_kind(z.dtype),
-        num_warps=4 if shape.rows < 128 and block <= 64 and not unaligned else 8,
+        num_warps=4 if shape.rows < 128 and block <= 64 and not unaligned and not older else 8,
         num_stages=2 if shape.small else 3,
         **common,
         **matrix_options(z),

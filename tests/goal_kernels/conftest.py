@@ -93,8 +93,11 @@ def compile_launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
             with monkeypatch.context() as patch:
                 patch.setattr(driver, "_active", Target(capability))  # set_active cannot be undone without a GPU
                 patch.setattr(_launch, "capability", lambda device, value=capability: value)
+                patch.setattr(_launch, "INTERPRETED_MULTIPROCESSORS", 132)  # as many as an H100 has
                 patch.setattr(JITFunction, "run", record)
+                _launch.multiprocessors.cache_clear()
                 function()
+            _launch.multiprocessors.cache_clear()
         assert kernels, "nothing was launched"
         return kernels
 
