@@ -110,10 +110,6 @@ def evaluate(run: Run, policy: Policy) -> dict[str, Any]:
     return _evaluate_simulated(run, policy, run.data.parameters)
 
 
-def _users_differ(parameters: Parameters) -> bool:
-    return any(getattr(parameters, f"{name}_spread") > 0 for name in ("base_logit", "alpha", "beta", "rho"))
-
-
 def sweep_multipliers(run: Run) -> list[float]:
     """The candidates up to the ROI target."""
     return [multiplier for multiplier in run.multipliers if multiplier <= run.config.roi_target]
@@ -133,7 +129,7 @@ def _evaluate_simulated(run: Run, policy: Policy, parameters: Parameters) -> dic
     chosen = sweep(policy, parameters, [calibration["multiplier"]], **common, oracle=False)
     row = chosen.rows[0]
     # The bound is on the average ROI, and holds where all users are alike.
-    bounded = config.constraint.roi == "average" and not _users_differ(parameters)
+    bounded = config.constraint.roi == "average" and parameters.users_alike
     best = best_revenue(parameters, config.roi_target) if bounded else None
     headline = {
         **_headline(run, row, calibration, interactions),
@@ -142,7 +138,7 @@ def _evaluate_simulated(run: Run, policy: Policy, parameters: Parameters) -> dic
     }
     if best is not None:
         headline |= {"best_rev": best[1], "share_of_best": row["rev"] / best[1] if row["rev"] is not None else None}
-    if not _users_differ(parameters) and row["roi"] is not None:
+    if parameters.users_alike and row["roi"] is not None:
         headline["oracle_rvr"] = oracle_violation_rate(
             parameters, row["roi"], target=config.roi_target,
             **{name: common[name] for name in ("users", "seed", "window", "stride")},

@@ -109,7 +109,7 @@ def solve_users(parameters: Parameters, multiplier: float, *, users: int, seed: 
     _check(multiplier, grid)
     types = draw_users(parameters, users=users, seed=seed)
     plan = np.empty((users, parameters.horizon))
-    if _alike(parameters):
+    if parameters.users_alike:
         plan[:] = solve(parameters, multiplier).plan
     else:
         for start in range(0, users, _BLOCK):
@@ -304,11 +304,6 @@ def _highest_fatigue(parameters: Parameters, types: UserTypes) -> Floats:
     """Fatigue that each user can reach within an episode, shape (U,); 1 where incentives do not tire."""
     reach = parameters.eta * parameters.level_responses[-1] * (1 - types.rho**parameters.horizon) / (1 - types.rho)
     return np.where(reach > 0, reach, 1.0)
-
-
-def _alike(parameters: Parameters) -> bool:
-    spreads = (parameters.base_logit_spread, parameters.alpha_spread, parameters.beta_spread, parameters.rho_spread)
-    return not any(spreads)
 
 
 def _check(multiplier: float, grid: int = 2) -> None:

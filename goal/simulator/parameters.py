@@ -165,6 +165,11 @@ class Parameters:
         return seen if self.hidden_fatigue else ("fatigue", *seen)
 
     @property
+    def users_alike(self) -> bool:
+        """Whether all users are of one type."""
+        return not (self.base_logit_spread or self.alpha_spread or self.beta_spread or self.rho_spread)
+
+    @property
     def max_fatigue(self) -> float:
         """Fatigue that the most enduring user can reach within an episode by always being paid the most."""
         rho = self.rho + self.rho_spread

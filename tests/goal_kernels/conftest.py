@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections.abc import Callable
@@ -9,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+ALL_BUILDS = os.environ.get("GOAL_ALL_BUILDS") == "1"
+every_tile = pytest.mark.skipif(not ALL_BUILDS, reason="takes minutes: GOAL_ALL_BUILDS=1 runs it")
 
 # Shared memory one program can have, by compute capability.
 SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}

@@ -7,15 +7,15 @@ that only the first run takes minutes.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from .conftest import ALL_BUILDS, every_tile
+
 pytest.importorskip("triton")
-ALL_BUILDS = os.environ.get("GOAL_ALL_BUILDS") == "1"
 EVERY_CARD = (80, 90, 100)
 CAPABILITIES = EVERY_CARD if ALL_BUILDS else (90,)
 # Kernels that multiply tiles of 64 rows or more.
@@ -139,9 +139,6 @@ def test_every_kernel_for_other_cards(compile_launches, monkeypatch, capability)
     for kernel in kernels:
         kernel.check()
     assert {kernel.name for kernel in kernels} == EVERY_KERNEL
-
-
-every_tile = pytest.mark.skipif(not ALL_BUILDS, reason="takes minutes: GOAL_ALL_BUILDS=1 runs it")
 
 
 @every_tile

@@ -8,12 +8,13 @@ what it built, so that only the first run takes minutes.
 from __future__ import annotations
 
 import importlib.util
-import os
 
 import pytest
 import torch
 
 from goal_kernels.dilated_conv import configurations
+
+from .conftest import every_tile
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 
@@ -98,7 +99,7 @@ def test_every_kernel_for_other_cards(capability: int, compile_launches) -> None
     assert names == MATRIX_KERNELS | VECTOR_KERNELS | {"norm_kernel", "column_sum_kernel"}
 
 
-@pytest.mark.skipif(os.environ.get("GOAL_ALL_BUILDS") != "1", reason="takes minutes: GOAL_ALL_BUILDS=1 runs it")
+@every_tile
 @pytest.mark.parametrize("capability", [80, 90, 100])
 @pytest.mark.parametrize(("channels", "dtype"), EVERY)
 def test_every_launch(channels: int, dtype: torch.dtype, capability: int, compile_launches) -> None:
