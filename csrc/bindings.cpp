@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "accumulator.h"
+#include "pages.h"
 #include "tokenizer.h"
 #include "vocabulary.h"
 
@@ -35,6 +36,25 @@ py::array_t<Element> to_numpy(const std::vector<Element>& elements) {
     return py::array_t<Element>(static_cast<py::ssize_t>(elements.size()), elements.data());
 }
 
+// A rows x columns array, not initialised.
+template <typename Element>
+py::array_t<Element> new_array(py::ssize_t rows, py::ssize_t columns) {
+    const std::size_t bytes = static_cast<std::size_t>(rows) * static_cast<std::size_t>(columns) * sizeof(Element);
+    if (bytes >= goal::Pages::kLeast) {
+        auto pages = std::make_unique<goal::Pages>(goal::Pages::take(bytes));
+        if (pages->data() != nullptr) {
+            auto* data = static_cast<Element*>(pages->data());
+            const py::capsule owner(pages.get(), [](void* dropped) {
+                const std::unique_ptr<goal::Pages> last(static_cast<goal::Pages*>(dropped));
+                goal::Pages::keep(std::move(*last));
+            });
+            pages.release();  // the capsule has them now
+            return py::array_t<Element>({rows, columns}, data, owner);
+        }
+    }
+    return py::array_t<Element>({rows, columns});
+}
+
 std::vector<double> to_vector(const Array<double>& values) { return {values.data(), values.data() + values.size()}; }
 
 py::array_t<double> build_vocabulary(const py::array& values, double q_start, double q_end, double decay,
@@ -52,7 +72,7 @@ py::tuple encode(const py::array& values, const Array<double>& vocabulary, std::
                  int threads) {
     const goal::Tokenizer tokenizer(to_vector(vocabulary));
     const auto rows = values.size();
-    py::array_t<std::int32_t> tokens({rows, static_cast<py::ssize_t>(max_length)});
+    py::array_t<std::int32_t> tokens = new_array<std::int32_t>(rows, static_cast<py::ssize_t>(max_length));
     py::array_t<std::int32_t> lengths(rows);
     std::int32_t* token_data = tokens.mutable_data();
     std::int32_t* length_data = lengths.mutable_data();

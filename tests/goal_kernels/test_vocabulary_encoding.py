@@ -201,6 +201,31 @@ def test_strided_and_read_only_arrays():
     assert np.array_equal(decode(np.asfortranarray(tokens), vocabulary), amounts[::-3])
 
 
+def test_memory_of_a_dropped_result_is_used_again_and_of_a_living_one_never():
+    amounts = np.arange(600_000) % 3000.0  # 36 MiB of tokens
+    first = encode(amounts, COINS, max_length=16).tokens
+    second = encode(amounts[::-1], COINS, max_length=16).tokens
+    assert not np.shares_memory(first, second)
+    row = first[2999]  # a view keeps the whole alive
+    address = second.ctypes.data
+    copy = second.copy()
+    del first, second
+    third = encode(amounts[::-1] * 0, COINS, max_length=15).tokens
+    assert third.ctypes.data == address
+    assert (third == -1).all()
+    del third
+    fourth = encode(amounts[::-1], COINS, max_length=16).tokens
+    assert np.array_equal(fourth, copy)
+    assert row.tolist() == encode(amounts[2999:3000], COINS, max_length=16).tokens[0].tolist()
+
+
+def test_a_small_result_does_not_hold_the_memory_of_a_large_one():
+    large = encode(np.zeros(2_000_000), COINS, max_length=16).tokens  # 122 MiB
+    address = large.ctypes.data
+    del large
+    assert encode(np.zeros(600_000), COINS, max_length=16).tokens.ctypes.data != address
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.floats(1e-300, 1e300), min_size=1, max_size=12, unique=True), st.lists(st.floats(0, 1e300), max_size=8)
