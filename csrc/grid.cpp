@@ -33,10 +33,8 @@ Grid::Grid(double unit, int decimals) {
         exact_ = unit_ * denominator_ == numerator_ && std::fma(unit_, denominator_, -numerator_) == 0.0;
     }
     product_ = exact_;
-    if (decimals > 0) {
-        limit_ = 0x1p46;
-        narrow_limit_ = 0x1p20;
-    }
+    if (decimals > 0 || exact_) limit_ = 0x1p46;
+    if (decimals > 0) narrow_limit_ = 0x1p20;
 }
 
 }  // namespace goal

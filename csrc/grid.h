@@ -60,9 +60,9 @@ public:
     bool is_product(double amount, double count) const { return count * unit_ == amount; }
 
 private:
-    // Where multiples are not exact doubles, four rounding errors are forgiven: that is what adding up prices leaves.
+    // Four rounding errors are forgiven: that is what adding up prices leaves, or making coins of them (20.49 * 100).
     bool matches(double amount, double units) const {
-        if (exact_) return units * unit_ == amount;
+        if (exact_ && units * unit_ == amount) return true;
         return units <= limit_ && std::abs(units * numerator_ / denominator_ - amount) <= amount * 0x1p-50;
     }
     bool matches(float amount, double units) const {
@@ -74,7 +74,7 @@ private:
     double unit_ = 1.0;
     double numerator_ = 1.0;
     double denominator_ = 1.0;
-    double limit_ = kMaxExact;         // beyond these counts every double, or every float, would seem to be a multiple
+    double limit_ = kMaxExact;         // beyond these counts every double, or every float, could seem to be a multiple
     double narrow_limit_ = kMaxExact;
     bool exact_ = true;
     bool product_ = true;

@@ -24,12 +24,13 @@ def as_fraction(unit: float) -> Fraction:
 def count_units(amount: float, unit: Fraction) -> int | None:
     """How many units an amount is, or None where it is no multiple.
 
-    Multiples of a unit such as 1/100 are not doubles: four rounding errors are forgiven, which is what adding up prices
-    leaves.
+    Four rounding errors are forgiven, which is what adding up prices leaves, or making coins of them (20.49 * 100).
+    Where multiples are exact doubles and so many that a rounding error is a good part of a unit, none is.
     """
     count = round(Fraction(amount) / unit)
-    if is_dyadic(unit):
-        return count if count * unit == Fraction(amount) else None
+    exact = count * unit == Fraction(amount)
+    if exact or (is_dyadic(unit) and count > 2**46):
+        return count if exact else None
     return count if abs(float(count * unit) - amount) <= amount * FORGIVEN else None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from goal_kernels.vocabulary import build_vocabulary, decode, encode, reference
@@ -60,6 +60,7 @@ def test_greedy_leaves_less_than_the_smallest_value(amounts, vocabulary):
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.floats(1e-3, 1e4), min_size=1, max_size=50), st.sampled_from([0.1, 1.0]))
+@example([2048.999999999998], 1.0)  # a whole amount when it is fitted, so when it is encoded too
 def test_fitted_amounts_are_within_the_larger_of_error_and_unit(amounts, min_unit):
     values = np.array(amounts)
     vocabulary = build_vocabulary(values, min_unit=min_unit)
@@ -111,6 +112,8 @@ def test_sums_of_prices_do_not_lose_a_unit():
     amounts = np.array([0.7 + 0.1, 0.1 + 0.2, 1.1 * 1.1 - 0.41])
     tokens, _ = encode(amounts, vocabulary, max_length=20)
     assert decode(tokens, vocabulary).tolist() == [0.8, 0.3, 0.8]
+    tokens, _ = encode(np.array([20.49 * 100, 2**46 + 1.5]), np.array([2.0**46, 100.0, 1.0]), max_length=100)
+    assert decode(tokens, np.array([2.0**46, 100.0, 1.0])).tolist() == [2049, 2**46 + 1]
 
 
 def test_zero_is_the_empty_sequence():
