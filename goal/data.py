@@ -10,6 +10,8 @@ import numpy as np
 from goal.config import RunConfig
 from goal.errors import ConfigurationError
 from goal.log import FeatureScaling, InteractionLog, Schema, Splits, Windows, read, split_by_time
+from goal.reward.bins import Bins
+from goal.reward.pscore import COST, REVENUE
 from goal.simulator import Parameters, load, simulate
 
 MOST_LISTED_AMOUNTS = 64
@@ -70,6 +72,14 @@ class Data:
         """The amounts that may be paid where the log has few distinct ones, never paying included; else None."""
         amounts = np.union1d(self.distinct_amounts, [0.0])
         return tuple(amounts.tolist()) if len(amounts) <= MOST_LISTED_AMOUNTS else None
+
+    @cached_property
+    def outcome_bins(self) -> dict[str, Bins]:
+        """Bins of revenue, cost and the amounts among the objectives, from the training rows."""
+        rows, log = self.splits.training, self.log
+        columns = {REVENUE: log.revenue, COST: log.cost}
+        columns |= {o.name: log.objectives[:, k] for k, o in enumerate(self.schema.objectives) if o.kind == "amount"}
+        return {name: Bins.fit(values[rows]) for name, values in columns.items()}
 
     def grid(self, size: int) -> np.ndarray:
         """Amounts at which values are compared, ascending from 0.

@@ -154,6 +154,7 @@ class Run:
             state_config(self.policy_config, config.dimension),
             data.scaling,
             objectives=data.schema.objectives,
+            bins=data.outcome_bins,
             cost_tower=data.cost_rate is None,
             clock=data.clock,
         )

@@ -16,7 +16,8 @@ from torch import nn
 
 from goal.config import PolicyConfig
 from goal.errors import ConfigurationError
-from goal.tokenizer import EOS, PAD, SPECIAL_TOKENS
+from goal.model.tree import TokenTree
+from goal.tokenizer import EOS, PAD, SOS, SPECIAL_TOKENS
 
 
 class ChoiceState(NamedTuple):
@@ -52,29 +53,34 @@ class Choices(nn.Module):
         allowed = torch.tensor(config.allowed_amounts or (), dtype=torch.float64)
         self.register_buffer("allowed", allowed, persistent=False)
         self.tolerance = 1e-6 * config.vocabulary[-1]
-        for amount in config.allowed_amounts or ():
-            self._require_writable(amount)
         self.maximum = torch.inf if config.maximum_amount is None else config.maximum_amount + self.tolerance
-        one_step = config.allowed_amounts is not None and self._after_one_token_only_eos()
-        self.single_step = one_step
-        """Whether every amount is at most one token, so that only the first step decides."""
+        self.tree = self._make_tree() if config.allowed_amounts else None
+        """All that may be written, where amounts are listed."""
 
-    def _require_writable(self, amount: float) -> None:
-        rest, count, most = amount, 0, self.config.max_length - 1
-        for value in self.config.vocabulary:
+    @property
+    def single_step(self) -> bool:
+        """Whether every amount is at most one token, so that only the first step decides."""
+        return self.tree is not None and self.tree.sequences.shape[1] == 1
+
+    def _make_tree(self) -> TokenTree:
+        written = [[*self._write(amount), EOS] for amount in self.config.allowed_amounts or ()]
+        longest = max(len(tokens) for tokens in written)
+        sequences = torch.tensor([tokens + [PAD] * (longest - len(tokens)) for tokens in written])
+        started = torch.cat([torch.full_like(sequences[:, :1], SOS), sequences[:, :-1]], dim=1)
+        return TokenTree(sequences, self.teacher_forced(started))
+
+    def _write(self, amount: float) -> list[int]:
+        rest, tokens, most = amount, [], self.config.max_length - 1
+        for token, value in enumerate(self.config.vocabulary, SPECIAL_TOKENS):
             while rest >= value - self.tolerance:
-                rest, count = rest - value, count + 1
-        if abs(rest) > self.tolerance or count > most:
+                rest -= value
+                tokens.append(token)
+        if abs(rest) > self.tolerance or len(tokens) > most:
             raise ConfigurationError(
                 f"allowed_amounts: {amount} cannot be written with {most} of the vocabulary's values; list sums of "
                 f"them, or fit the vocabulary with a smaller min_unit"
             )
-
-    def _after_one_token_only_eos(self) -> bool:
-        start = self.start(torch.Size([1]), self.token_values.device)
-        first = self.mask(start)[0].nonzero()[:, 0]
-        after = self.mask(self.advance(self.start(first.shape, first.device), first))
-        return not bool(after[:, SPECIAL_TOKENS:].any())
+        return tokens
 
     def start(self, shape: torch.Size, device: torch.device) -> ChoiceState:
         """Return the state after SOS."""

@@ -13,6 +13,7 @@ from torch import nn
 
 from goal.config import PolicyConfig
 from goal.model.attention import Attention
+from goal.model.tree import TokenTree
 from goal_kernels import routed_experts
 
 
@@ -72,9 +73,12 @@ class DecoderLayer(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(
-        self, x: torch.Tensor, memory: Memory, layer: int, cache: Cache | None
+        self, x: torch.Tensor, memory: Memory, layer: int, cache: Cache | None, sees: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`(B, m, T, D)` to the same and routing probabilities `(B, m * T, E)`; with a cache, T tokens follow it."""
+        """`(B, m, T, D)` to the same and routing probabilities `(B, m * T, E)`; with a cache, T tokens follow it.
+
+        ``sees`` `(T, T)` says which tokens each attends to; None: itself and those before it.
+        """
         batch, samples, steps, _ = x.shape
         normed = self.self_norm(x).flatten(0, 1)
         keys_values = self.self_attention.keys_values(normed)
@@ -85,7 +89,7 @@ class DecoderLayer(nn.Module):
                 cache.layers[layer] = keys_values
             else:
                 cache.layers.append(keys_values)
-        attended = self.self_attention(normed, keys_values, causal=steps > 1)
+        attended = self.self_attention(normed, keys_values, mask=sees, causal=steps > 1 and sees is None)
         x = x + self.dropout(attended.view_as(x))
         x = x.reshape(batch, samples * steps, x.shape[-1])
         attended = self.cross_attention(self.cross_norm(x), memory.keys_values[layer], mask=memory.mask)
@@ -128,9 +132,25 @@ class IncentiveDecoder(nn.Module):
             Logits `(B, m, T, V)`, neither masked nor corrected, and each layer's routing probabilities `(B, m * T, E)`.
         """
         positions = torch.arange(start, start + tokens.shape[-1], device=tokens.device)
+        return self._run(memory, tokens, positions, cache=cache)
+
+    def score_tree(self, memory: Memory, tree: TokenTree) -> torch.Tensor:
+        """Logits `(B, N, V)` of what follows each node of a tree, neither masked nor corrected."""
+        tokens = tree.tokens.expand(len(memory.condition), 1, -1)
+        return self._run(memory, tokens, tree.depths, sees=tree.sees)[0][:, 0]
+
+    def _run(
+        self,
+        memory: Memory,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        *,
+        cache: Cache | None = None,
+        sees: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         x = self.tokens(tokens) + self.positions(positions)
         routing = []
         for index, layer in enumerate(self.layers):
-            x, probabilities = layer(x, memory, index, cache)
+            x, probabilities = layer(x, memory, index, cache, sees)
             routing.append(probabilities)
         return self.norm(x) @ self.tokens.weight.T, routing

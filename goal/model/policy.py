@@ -92,6 +92,15 @@ class Policy(nn.Module):
             return self.read(first.expand(-1, tokens.shape[1], tokens.shape[2], -1), mask)
         return self.read(self.raw_logits(memory, tokens), mask)
 
+    def score_every(self, memory: Memory) -> torch.Tensor:
+        """Logits `(B, m, T, V)` of the policy at each place of the m sequences of `choices.tree`: every listed amount.
+
+        The same as `score` of those sequences, with each shared beginning computed once.
+        """
+        tree = self.choices.tree
+        assert tree is not None
+        return self.read(tree.spread(self.decoder.score_tree(memory, tree)), tree.choices)
+
     def forward(self, history: History, multiplier: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """Score token sequences (teacher forcing).
 

@@ -40,6 +40,8 @@ class RewardModel(nn.Module):
 
     grid: torch.Tensor
     multipliers: torch.Tensor
+    baseline: torch.Tensor
+    """Revenue of a step without payment: what the value networks learn is beyond it (with a clock; else 0)."""
 
     def __init__(
         self,
@@ -58,6 +60,7 @@ class RewardModel(nn.Module):
         self.values = nn.ModuleList(values)
         self.register_buffer("grid", grid.to(torch.float32), persistent=False)
         self.register_buffer("multipliers", multipliers.to(torch.float32), persistent=False)
+        self.register_buffer("baseline", torch.zeros(()))
         self.discount = discount
         self.cost_rate = cost_rate
         self.fusion_weight = fusion_weight
@@ -74,8 +77,17 @@ class RewardModel(nn.Module):
         """Utility-to-go and cost-to-go, each `(S, G, n)`, in money: the least over the value networks, and the mean."""
         outputs = [value(states, clock, self.grid) for value in self.values]
         utility = torch.stack([u * value.scale for (u, _), value in zip(outputs, self.values, strict=True)]).amin(0)
+        utility = utility + self.baseline_to_go(clock)
         cost = torch.stack([c * value.cost_scale for (_, c), value in zip(outputs, self.values, strict=True)]).mean(0)
         return utility, cost
+
+    def baseline_to_go(self, clock: torch.Tensor | None) -> torch.Tensor:
+        """Discounted sum `(S, 1, 1)` of the baseline over the steps that follow, in money; 0 without a clock."""
+        horizon = self.values[0].horizon
+        if clock is None or horizon is None:
+            return self.baseline.new_zeros(1, 1, 1)
+        left = ((1 - clock) * horizon - 1).clamp(min=0)
+        return (self.baseline * (1 - self.discount**left) / (1 - self.discount))[:, None, None]
 
     def clock_of(self, history: History) -> torch.Tensor | None:
         """Share of the episode that has passed at the pending events, `(S,)`."""

@@ -5,15 +5,17 @@ Shapes: B decisions, G amounts of each, K objectives.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import cast
 
 import torch
 from torch import nn
-from torch.nn.functional import binary_cross_entropy_with_logits, silu
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, silu
 
 from goal.config import PolicyConfig
 from goal.log import FeatureScaling, History, Objective
 from goal.model.embedding import AmountFeatures
+from goal.reward.bins import Bins
 from goal.reward.state import DecisionState
 
 REVENUE, COST = "revenue", "cost"
@@ -40,10 +42,11 @@ class AmountTower(nn.Module):
 class PScore(nn.Module):
     """One tower an objective on a shared state, and a perceptron that fuses them into one utility.
 
-    A binary objective is a probability, trained by binary cross-entropy. An amount is a hurdle: whether it is positive,
-    by cross-entropy, and its mean where it is, by the gamma deviance log mu + y / mu with a logarithmic link; that mean
-    is unbiased however heavy the tail. The fused utility regresses the sum of the further objectives, each over its
-    scale: revenue and cost enter R and C as money already.
+    A binary objective is a probability, trained by binary cross-entropy. An amount is zero or in one of K bins: how
+    likely each is, by cross-entropy, and by what factor its mean there differs from the bin's, by the gamma deviance
+    log mu + y / mu with a logarithmic link. The expectation is the sum over the bins: a single mean of all that is
+    positive is slow to learn where small and large outcomes mix (docs/decisions.md). The fused utility regresses the
+    sum of the further objectives, each over its scale: revenue and cost enter R and C as money already.
     The weights of the losses are learned from their uncertainty: sum_k exp(-s_k) L_k + s_k (Kendall, Gal and Cipolla,
     "Multi-task learning using uncertainty to weigh losses", 2018).
 
@@ -51,6 +54,8 @@ class PScore(nn.Module):
         config: from `goal.reward.state.state_config`.
         scaling: measured on the training rows.
         objectives: the log's further objectives.
+        bins: of each amount (revenue, cost where it is learned, objectives that are amounts), from the training rows;
+            absent ones have a single bin at the scale of the outcome.
         cost_tower: whether cost is learned (the schema has no rule for it).
         clock: see `DecisionState`.
     """
@@ -63,6 +68,7 @@ class PScore(nn.Module):
         scaling: FeatureScaling,
         *,
         objectives: tuple[Objective, ...] = (),
+        bins: Mapping[str, Bins] | None = None,
         cost_tower: bool = False,
         clock: int | None = None,
     ) -> None:
@@ -73,18 +79,22 @@ class PScore(nn.Module):
         kinds |= {objective.name: objective.kind for objective in objectives}
         self.kinds = kinds
         self.positions = {name: index for index, name in enumerate(kinds)}
-        hidden = config.dimension
-        self.towers = nn.ModuleList(
-            AmountTower(self.state.size, amount, hidden, 1 if kind == "binary" else 2) for kind in kinds.values()
-        )
-        self.fusion = nn.Sequential(nn.Linear(hidden * len(kinds), hidden), nn.SiLU(), nn.Linear(hidden, 1))
-        self.log_variances = nn.Parameter(torch.zeros(len(kinds) + 1))
         outcome_scale = dict(zip((REVENUE, *(o.name for o in objectives)), scaling.outcome_scale, strict=True))
         scales = [
             1.0 if kind == "binary" else outcome_scale.get(name, scaling.incentive_scale)
             for name, kind in kinds.items()
         ]
         self.register_buffer("scales", torch.tensor(scales, dtype=torch.float32), persistent=False)
+        hidden = config.dimension
+        towers = []
+        for (name, kind), scale in zip(kinds.items(), scales, strict=True):
+            sizes = (bins or {}).get(name) or Bins((), (scale,))
+            towers.append(AmountTower(self.state.size, amount, hidden, 1 if kind == "binary" else 1 + len(sizes.means)))
+            self.register_buffer(f"edges_{self.positions[name]}", torch.tensor(sizes.edges), persistent=False)
+            self.register_buffer(f"means_{self.positions[name]}", torch.tensor(sizes.means), persistent=False)
+        self.towers = nn.ModuleList(towers)
+        self.fusion = nn.Sequential(nn.Linear(hidden * len(kinds), hidden), nn.SiLU(), nn.Linear(hidden, 1))
+        self.log_variances = nn.Parameter(torch.zeros(len(kinds) + 1))
 
     @property
     def _towers(self) -> list[AmountTower]:
@@ -105,19 +115,32 @@ class PScore(nn.Module):
         for tower, scale, (name, kind) in zip(self._towers, self.scales, self.kinds.items(), strict=True):
             representation = tower.representation(states, amounts[:, None])[:, 0]
             representations.append(representation)
-            output, label = tower.output(representation), labels[name] / scale
-            occurred = (label > 0).to(output.dtype)
-            loss = binary_cross_entropy_with_logits(output[:, 0], occurred)
-            if kind == "amount":
-                # exp(-log_mean) * y stays finite: the link is bounded where the data are.
-                log_mean = output[:, 1].clamp(-15, 15)
-                loss = loss + (occurred * (log_mean + label * torch.exp(-log_mean))).mean()
+            output, label = tower.output(representation), labels[name]
+            if kind == "binary":
+                loss = binary_cross_entropy_with_logits(output[:, 0], (label > 0).to(output.dtype))
+            else:
+                edges, means = self._bins(self.positions[name])
+                place = torch.bucketize(label, edges)
+                occurred = label > 0
+                loss = cross_entropy(self._logits(output), torch.where(occurred, place + 1, 0))
+                # exp(-log_factor) * y stays finite: the link is bounded where the data are.
+                log_factor = output[:, -1].clamp(-15, 15)
+                deviance = log_factor + label / means[place] * torch.exp(-log_factor)
+                loss = loss + deviance.where(occurred, 0).mean()
             losses[name] = loss
             if name not in (REVENUE, COST):
-                utility = utility + label
+                utility = utility + label / scale
         fused = self.fusion(torch.cat(representations, dim=-1))[:, 0]
         losses[FUSED] = (fused - utility).square().mean()
         return losses
+
+    def _bins(self, position: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return getattr(self, f"edges_{position}"), getattr(self, f"means_{position}")
+
+    @staticmethod
+    def _logits(output: torch.Tensor) -> torch.Tensor:
+        """Logits `(..., 1 + K)` of zero and of each bin; zero's is 0, so that one bin is a logistic regression."""
+        return torch.cat([torch.zeros_like(output[..., :1]), output[..., :-1]], dim=-1)
 
     def weigh(self, losses: dict[str, torch.Tensor]) -> torch.Tensor:
         """Weighted sum of the losses with learned weights."""
@@ -129,10 +152,14 @@ class PScore(nn.Module):
         position = self.positions[name]
         tower = self._towers[position]
         output = tower.output(tower.representation(states, amounts))
-        probability = torch.sigmoid(output[..., 0])
         if self.kinds[name] == "binary":
-            return probability
-        return probability * torch.exp(output[..., 1].clamp(-15, 15)) * self.scales[position]
+            return torch.sigmoid(output[..., 0])
+        _, means = self._bins(position)
+        if len(means) == 1:
+            expected = torch.sigmoid(output[..., 0]) * means
+        else:
+            expected = self._logits(output).softmax(dim=-1)[..., 1:] @ means
+        return expected * torch.exp(output[..., -1].clamp(-15, 15))
 
     def fused(self, states: torch.Tensor, amounts: torch.Tensor) -> torch.Tensor:
         """The fused utility `(B, G)`: the expected sum of the further objectives, each over its scale."""

@@ -16,14 +16,15 @@ from goal.config import ScpoConfig
 from goal.errors import ConfigurationError
 from goal.log import History
 from goal.model import Policy
+from goal.model.tree import TokenTree
 from goal.reward import RewardModel
-from goal.tokenizer import PAD, SOS, IncentiveTokenizer
+from goal.tokenizer import SOS
 from goal.training.states import StateSampler
 from goal_kernels import group_advantage, scpo_loss
 
-MOST_TOKENS = 65_536
-"""Tokens in one scoring of the exact rollout's pool, at most, and twice those of an update: many amounts of many tokens
-would make a step last minutes."""
+MOST_TOKENS = 32_768
+"""Tokens that encoder and decoder read in one scoring of the exact rollout's pool, at most, and twice those of an update:
+long windows and many amounts of many tokens would make a step last minutes."""
 NO_KL = 1e-4
 """A geometric fall never gets to 0; a weight of 0 is approached by way of this one."""
 
@@ -80,9 +81,14 @@ class Scpo:
             raise ConfigurationError("rollout='exact': needs a policy with allowed_amounts; take 'per_multiplier'")
         self.most_states = 2 * config.loop.batch_size
         if self.source == "exact":
-            tokens, _ = self._every_amount()
-            steps = 1 if policy.single_step else tokens.shape[1]
-            self.most_states = max(1, MOST_TOKENS // (len(self.multipliers) * len(tokens) * steps))
+            read = 1 + policy.config.window + len(self._tree)
+            self.most_states = max(1, MOST_TOKENS // (len(self.multipliers) * read))
+
+    @property
+    def _tree(self) -> TokenTree:
+        """All that the policy may write (exact rollout)."""
+        assert self.policy.choices.tree is not None
+        return self.policy.choices.tree
 
     def after_step(self) -> None:
         """Nothing follows a step."""
@@ -145,7 +151,7 @@ class Scpo:
         states = policy.causal_states(history).repeat_interleave(count, dim=0)
         lengths = history.lengths.repeat_interleave(count)
         memory = policy.remember(states, lengths, self.multipliers.repeat(len(history)))
-        return policy.score(memory, tokens)
+        return policy.score_every(memory) if self.source == "exact" else policy.score(memory, tokens)
 
     @torch.no_grad()
     def rollout(self, history: History, generator: torch.Generator) -> Rollout:
@@ -186,10 +192,9 @@ class Scpo:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         config, count, states = self.config, len(self.multipliers), len(history)
         if self.source == "exact":
-            tokens, amounts = (part.to(history.device) for part in self._every_amount())
-            lengths = (tokens != PAD).sum(dim=-1)
-            groups = states * count
-            return tokens.expand(groups, -1, -1), lengths.expand(groups, -1), amounts.expand(states, count, -1)
+            tree, groups = self._tree, states * count
+            tokens, lengths = tree.sequences.expand(groups, -1, -1), tree.lengths.expand(groups, -1)
+            return tokens, lengths, self.policy.choices.allowed.expand(states, count, -1)
         if self.source == "shared":
             # mu, the mixture over the multipliers: each candidate's multiplier is drawn afresh.
             chosen = torch.randint(count, (states, config.group_size), generator=generator).to(history.device)
@@ -206,15 +211,6 @@ class Scpo:
             samples=config.group_size, greedy=False, generator=self._device_generator(generator),
         )  # fmt: skip
         return generated.tokens, generated.lengths, generated.amounts.unflatten(0, (states, count))
-
-    def _every_amount(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens `(m, T)` up to EOS and amounts `(m,)` of everything that may be paid."""
-        policy = self.policy.config
-        assert policy.allowed_amounts is not None
-        tokenizer = IncentiveTokenizer(policy.vocabulary, max_length=policy.max_length - 1)
-        return tokenizer.encode(policy.allowed_amounts)[:, 1:], torch.tensor(
-            policy.allowed_amounts, dtype=torch.float64
-        )
 
     def _expected_advantages(self, utility: torch.Tensor, probability: torch.Tensor) -> torch.Tensor:
         """Advantages `(S, n, m)` of all m amounts, each times m * its weight.

@@ -112,12 +112,16 @@ class ValueStage:
     @torch.no_grad()
     def _set_scales(self) -> None:
         sample = self.next_states[:: max(1, len(self.next_states) // 10_000)].to(self.reward.grid.device)
-        revenue, cost = self.reward.immediate(sample)
-        best = (revenue[..., None] - self.reward.multipliers * cost[..., None]).amax(dim=1)
+        reward = self.reward
+        revenue, cost = reward.immediate(sample)
+        if reward.clock is not None and self.horizon is not None:
+            reward.baseline.copy_(revenue[:, 0].mean())
+        best = (revenue[..., None] - reward.multipliers * cost[..., None]).amax(dim=1) - reward.baseline
+        least = 0.01 * revenue.std().clamp(min=1e-6)
         steps = 1 / (1 - self.config.discount)
         steps = 0.5 * (steps if self.horizon is None else min(steps, self.horizon))
         for value in self.values:
-            value.scale.copy_(best.abs().mean(dim=0).clamp(min=1e-6) * steps)
+            value.scale.copy_(best.abs().mean(dim=0).clamp(min=least) * steps)
             value.cost_scale.copy_(cost.amax(dim=1).mean().clamp(min=1e-6) * steps)
 
     @torch.no_grad()
@@ -152,12 +156,14 @@ class ValueStage:
         amounts, next_states = self._transitions(indices, generator)
         states, amounts = self.states[indices].to(device), amounts[:, None].to(device)
         targets = self.target(next_states, next_clock, going_on.to(device))
+        baseline = reward.baseline_to_go(clock)[..., 0]
         loss = torch.zeros((), device=device)
         for value, (utility, cost) in zip(self.values, targets, strict=True):
             utility_to_go, cost_to_go = value(states, clock, amounts)
-            utility_error = (utility_to_go[:, 0] - utility / value.scale).square().mean()
+            utility_error = (utility_to_go[:, 0] - (utility - baseline) / value.scale).square().mean()
             cost_error = (cost_to_go[:, 0] - cost / value.cost_scale).square().mean()
-            loss = loss + 1000 * (utility_error + cost_error)
+            # The cost's head learns alone and, by Adam, at any scale: a small one keeps it out of the clipping.
+            loss = loss + 1000 * utility_error + cost_error
         utility, cost = targets[0]
         metrics = {"utility_to_go": utility[:, 0].mean(), "utility_to_go_strict": utility[:, -1].mean()}
         yield loss, {**metrics, "cost_to_go": cost[:, 0].mean()}
@@ -190,6 +196,7 @@ class ValueStage:
         reward = self.reward
         revenue, cost = reward.immediate(states)
         immediate = revenue[..., None] - reward.multipliers * cost[..., None]
+        immediate = immediate + reward.discount * reward.baseline_to_go(clock)
         utilities, costs = [], []
         for target in self.targets:
             utility, later_cost = target(states, clock, reward.grid)

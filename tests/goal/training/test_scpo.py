@@ -8,14 +8,17 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from goal import Policy
 from goal.config import LoopConfig, ScpoConfig
 from goal.data import Data
 from goal.log import History
 from goal.reward import RewardModel, RewardTable
-from goal.tokenizer import EOS
+from goal.tokenizer import EOS, PAD
 from goal.training import Loop, Scpo, StateSampler
+from goal.training.scpo import Rollout
 from goal_kernels import group_advantage
 
 MULTIPLIERS = torch.tensor([0.0, 1.0, 4.0])
@@ -73,13 +76,56 @@ def test_it_finds_the_best_amount_of_every_multiplier(policy: Policy, data: Data
             assert (amounts - best).abs().mean() < 0.5, (rollout, multiplier, amounts)
 
 
-def test_advantages_do_not_see_a_constant() -> None:
+@settings(max_examples=30, deadline=None)
+@given(st.floats(0.01, 1000), st.floats(-100, 100), st.floats(-100, 100))
+def test_advantages_do_not_see_currency_or_constants(scale: float, revenue: float, spent: float) -> None:
     generator = torch.Generator().manual_seed(0)
-    reward, cost = torch.randn(5, 3, 8, generator=generator), torch.rand(5, 3, 8, generator=generator)
-    base = group_advantage(reward, cost, MULTIPLIERS)
-    torch.testing.assert_close(group_advantage(reward + 7, cost, MULTIPLIERS), base, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(group_advantage(3 * reward, 3 * cost, MULTIPLIERS), base, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(group_advantage(reward, cost + 2, MULTIPLIERS), base, rtol=1e-4, atol=1e-4)
+    reward, cost = torch.randn(2, 5, 3, 8, generator=generator, dtype=torch.float64)
+    base = group_advantage(reward, cost, MULTIPLIERS.double(), eps=1e-12)
+    moved = group_advantage(scale * (reward + revenue), scale * (cost + spent), MULTIPLIERS.double(), eps=1e-12)
+    torch.testing.assert_close(moved, base, rtol=1e-4, atol=1e-4)
+
+
+def test_the_sampled_gradient_is_on_average_that_of_every_group_there_is(
+    policy: Policy, data: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups of 2 of the amounts 0, 1 and 4 = 3 + 1: nine groups, each as likely as the token tree says."""
+    config = dataclasses.replace(policy.config, vocabulary=(3.0, 1.0), allowed_amounts=(0.0, 1.0, 4.0))
+    torch.manual_seed(0)
+    policy = Policy(config, data.scaling)
+    stage = make(policy, data, rollout="per_multiplier", group_size=2)
+    with torch.no_grad():  # off its reference, so that the KL pulls too
+        for parameter in policy.decoder.parameters():
+            parameter += 0.2 * torch.randn(parameter.shape)
+    stage.multipliers = torch.tensor([1.0])
+    generator = torch.Generator().manual_seed(0)
+    state = stage.states.draw(1, generator)
+
+    def gradient(rollout: Rollout) -> torch.Tensor:
+        policy.zero_grad()
+        stage.loss(rollout, kl_weight=0.5)[0].backward()
+        return torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None]).double()
+
+    def repeated(times: int) -> History:
+        return state.select(torch.zeros(times, dtype=torch.int64))
+
+    sampled = torch.stack([gradient(stage.rollout(repeated(400), generator)) for _ in range(24)])
+    amounts = torch.tensor(config.allowed_amounts, dtype=torch.float64)
+    tokens = torch.tensor([[EOS, PAD, PAD], [4, EOS, PAD], [3, 4, EOS]])
+    with torch.no_grad():
+        log_pi, _ = stage._log_probs(state, tokens[None], torch.tensor([[1, 2, 3]]))
+    probability = log_pi[0].double().exp()
+    assert float(probability.sum()) == pytest.approx(1) and float(probability.min()) > 0.02
+    expected = torch.zeros_like(sampled[0])
+    for pair in itertools.product(range(3), repeat=2):
+        chosen = torch.tensor(pair)
+        group = tokens[chosen][None], 1 + chosen[None], amounts[chosen][None, None]
+        monkeypatch.setattr(stage, "_sequences", lambda history, generator, group=group: group)
+        expected += probability[chosen].prod() * gradient(stage.rollout(state, generator))
+    mean, error = sampled.mean(dim=0), sampled.std(dim=0) / len(sampled) ** 0.5
+    assert float((mean - expected).norm() / expected.norm()) < 0.1
+    off = (mean - expected).abs() / error.clamp(min=1e-3 * float(error.max()))
+    assert float((off > 3).double().mean()) < 0.03 and float(off.max()) < 6
 
 
 def test_kl_is_minimised(policy: Policy, data: Data) -> None:
@@ -149,13 +195,13 @@ def test_moving_the_clock_leaves_the_padding_empty(data: Data) -> None:
 
 
 def test_a_step_scores_no_more_than_so_many_tokens(policy: Policy, data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
-    amounts = len(policy.config.allowed_amounts or ())
-    monkeypatch.setattr("goal.training.scpo.MOST_TOKENS", len(MULTIPLIERS) * amounts * 8)
+    assert policy.choices.tree is not None
+    read = 1 + policy.config.window + len(policy.choices.tree)
+    monkeypatch.setattr("goal.training.scpo.MOST_TOKENS", len(MULTIPLIERS) * read * 8)
     stage = make(policy, data)
     drawn: list[int] = []
     draw = stage.states.draw
     monkeypatch.setattr(stage.states, "draw", lambda size, generator: drawn.append(size) or draw(size, generator))
-    assert stage.policy.single_step
     generator = torch.Generator().manual_seed(0)
     next(iter(stage.losses(generator, 0.0)))
     assert drawn == [8]  # the pool, from which half are kept

@@ -1,0 +1,113 @@
+"""Worlds whose answer is known: what a whole run, small, has to find in them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from goal import Policy
+from goal.config import LoopConfig, NetworkConfig, PretrainingConfig, RewardConfig, RunConfig, ScpoConfig
+from goal.data import Data
+from goal.evaluation import sweep
+from goal.pipeline import Run
+from goal.simulator import Parameters, preset
+
+TIRING = dataclasses.replace(preset("calibrated"), horizon=20)
+MULTIPLIERS = (0.0, 0.5, 1.0, 2.0, 3.0)
+
+
+def settings(environment: Path) -> RunConfig:
+    return RunConfig(
+        environment=str(environment),
+        simulated_users=1000,
+        threads=1,
+        device="cpu",
+        network=NetworkConfig(window=4, dimension=32, feedforward=64, expert_hidden=32, dilations=(1, 2)),
+        pretraining=PretrainingConfig(loop=LoopConfig(steps=40, batch_size=64)),
+        reward=RewardConfig(
+            dimension=32,
+            value_dimension=64,
+            pscore=LoopConfig(steps=400, batch_size=512, learning_rate=4e-3),
+            value=LoopConfig(steps=500, batch_size=512, learning_rate=4e-3),
+        ),
+        scpo=ScpoConfig(loop=LoopConfig(steps=120, batch_size=96, learning_rate=4e-3, log_every=10), pool=4),
+    )
+
+
+@pytest.fixture(scope="module")
+def learn(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
+    """Runs everything up to the policy, in a world and on a log that may be changed first."""
+
+    @cache
+    def learned(parameters: Parameters, change: Callable[[Data], Data] | None = None) -> Run:
+        folder = tmp_path_factory.mktemp("world")
+        lines = (f"{name} = {json.dumps(value)}\n" for name, value in dataclasses.asdict(parameters).items())
+        (folder / "world.toml").write_text('preset = "calibrated"\n[parameters]\n' + "".join(lines))
+        run = Run(settings(folder / "world.toml"), folder / "run")
+        if change is not None:
+            run.data = change(run.data)
+        run.run("scpo")
+        return run
+
+    return learned
+
+
+def values(run: Run, parameters: Parameters, multipliers: tuple[float, ...] = MULTIPLIERS) -> list[dict]:
+    policy = Policy.from_pretrained(run.folder / "policy").eval()
+    return list(sweep(policy, parameters, multipliers, users=500, seed=7, roi_target=3.0).rows)
+
+
+def amounts_paid(run: Run, states: Data) -> np.ndarray:
+    """Amounts `(multipliers, n)` at states of the log, whichever world they come from."""
+    policy = Policy.from_pretrained(run.folder / "policy").eval()
+    windows = states.windows(states.splits.training[::97], policy.config.window)
+    history = windows.batch(np.arange(len(windows)))
+    return np.stack([policy.allocate(history, torch.full((len(history),), m)).numpy() for m in MULTIPLIERS])
+
+
+def test_where_nobody_tires_the_myopic_optimum_is_found(learn: Callable[..., Run]) -> None:
+    world = dataclasses.replace(TIRING, eta=0.0)
+    run = learn(world)
+    for row, paid in zip(values(run, world), amounts_paid(run, run.data), strict=True):
+        immediate = world.expected_revenue(world.levels, 0.0) - row["multiplier"] * world.cost(world.levels)
+        assert row["oracle_value"] == pytest.approx(immediate.max(), abs=1e-9)
+        assert row["value"] >= 0.97 * row["oracle_value"], row
+        assert np.mean(immediate[world.nearest(paid)]) >= immediate.max() - 0.03 * abs(immediate.max())
+
+
+def test_where_incentives_do_nothing_nobody_is_paid(learn: Callable[..., Run]) -> None:
+    world = dataclasses.replace(TIRING, alpha=0.0, base_logit=-1.0)
+    run = learn(world)
+    for row, paid in zip(values(run, world)[1:], amounts_paid(run, run.data)[1:], strict=True):
+        assert row["cost"] == 0.0, row
+        assert (paid == 0.0).all()
+
+
+def test_decisions_do_not_depend_on_the_currency(learn: Callable[..., Run]) -> None:
+    cents = dataclasses.replace(
+        TIRING, revenue_per_engagement=100 * TIRING.revenue_per_engagement, cost_rate=100.0, currency="cents"
+    )
+    units, run = learn(TIRING), learn(cents)
+    same = amounts_paid(units, units.data) == amounts_paid(run, units.data)
+    print("same", same.mean(axis=1))
+    for row, other in zip(values(units, TIRING), values(run, TIRING), strict=True):
+        print(row["multiplier"], row["value"], other["value"], row["oracle_value"], row["reference_value"])
+
+
+def with_a_subscription(data: Data) -> Data:
+    return dataclasses.replace(data, log=dataclasses.replace(data.log, revenue=data.log.revenue + 5.0))
+
+
+def test_decisions_do_not_depend_on_what_comes_in_anyway(learn: Callable[..., Run]) -> None:
+    units, run = learn(TIRING), learn(TIRING, with_a_subscription)
+    same = amounts_paid(units, units.data) == amounts_paid(run, units.data)
+    print("same", same.mean(axis=1))
+    for row, other in zip(values(units, TIRING), values(run, TIRING), strict=True):
+        print(row["multiplier"], row["value"], other["value"], row["oracle_value"], row["reference_value"])
