@@ -374,7 +374,7 @@ def effort(level: Literal["default", "thorough"], *, simulated: bool = True) -> 
     return replace(
         config,
         effort="thorough",
-        pretraining=PretrainingConfig(loop=longer(config.pretraining.loop, 3)),
-        reward=replace(reward, ensemble=3, pscore=longer(reward.pscore, 4), value=longer(reward.value, 4)),
-        scpo=replace(scpo, loop=longer(scpo.loop, 6)),
+        pretraining=PretrainingConfig(loop=longer(config.pretraining.loop, 2)),
+        reward=replace(reward, pscore=longer(reward.pscore, 2), value=longer(reward.value, 3)),
+        scpo=replace(scpo, loop=longer(scpo.loop, 3)),
     )

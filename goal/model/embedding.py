@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import nn
 
@@ -50,7 +52,9 @@ class StateFeatures(nn.Module):
         self.register_buffer("median", torch.tensor(scaling.numeric_median, dtype=torch.float32), persistent=False)
         self.register_buffer("mean", torch.tensor(scaling.numeric_mean, dtype=torch.float32), persistent=False)
         self.register_buffer("std", torch.tensor(scaling.numeric_std, dtype=torch.float32), persistent=False)
-        self.linear = nn.Linear(2 * config.numeric_features, config.dimension)
+        with warnings.catch_warnings():  # a log may have no numeric features: a weight without elements is right
+            warnings.filterwarnings("ignore", "Initializing zero-element tensors")
+            self.linear = nn.Linear(2 * config.numeric_features, config.dimension)
         self.categories = nn.ModuleList(nn.Embedding(size + 1, config.dimension) for size in config.categorical_sizes)
 
     def scaled(self, numeric: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from typing import cast
 
 import torch
 from torch import nn
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, silu
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, pad, silu
 
 from goal.config import PolicyConfig
 from goal.log import FeatureScaling, History, Objective
@@ -20,6 +20,7 @@ from goal.reward.state import DecisionState
 
 REVENUE, COST = "revenue", "cost"
 FUSED = "fused"
+LATER = "later"
 
 
 class AmountTower(nn.Module):
@@ -94,7 +95,9 @@ class PScore(nn.Module):
             self.register_buffer(f"means_{self.positions[name]}", torch.tensor(sizes.means), persistent=False)
         self.towers = nn.ModuleList(towers)
         self.fusion = nn.Sequential(nn.Linear(hidden * len(kinds), hidden), nn.SiLU(), nn.Linear(hidden, 1))
-        self.log_variances = nn.Parameter(torch.zeros(len(kinds) + 1))
+        context = self.state.context
+        self.later = nn.Linear(config.dimension, context) if context else None
+        self.log_variances = nn.Parameter(torch.zeros(len(kinds) + 1 + (context > 0)))
 
     @property
     def _towers(self) -> list[AmountTower]:
@@ -133,6 +136,26 @@ class PScore(nn.Module):
         fused = self.fusion(torch.cat(representations, dim=-1))[:, 0]
         losses[FUSED] = (fused - utility).square().mean()
         return losses
+
+    def later_loss(self, history: History, states: torch.Tensor) -> torch.Tensor:
+        """Mean squared error of the revenue of the steps that follow, as log(1 + revenue / scale).
+
+        What was paid some steps ago may say nothing of the present response and all of a later one; the value networks
+        read the same state, so it has to be kept there.
+
+        Args:
+            history: B windows.
+            states: `(B, L, S)` of their events.
+        """
+        assert self.later is not None
+        steps, device = self.state.context, states.device
+        revenue = torch.log1p(history.outcomes[..., 0].clamp(min=0) / self.scales[self.positions[REVENUE]])
+        following = pad(revenue, (0, steps)).unfold(1, steps, 1)[:, 1:]
+        ahead = torch.arange(1, steps + 1, device=device)
+        place = torch.arange(history.window, device=device)[:, None] + ahead
+        known = place < (history.lengths - 1)[:, None, None]
+        error = self.later(states[..., : self.later.in_features]) - following
+        return error.square().where(known, 0).sum() / known.sum().clamp(min=1)
 
     def _bins(self, position: int) -> tuple[torch.Tensor, torch.Tensor]:
         return getattr(self, f"edges_{position}"), getattr(self, f"means_{position}")

@@ -7,6 +7,7 @@ gym.py           the same under gymnasium, one user an episode
 behaviour.py     policies that a log comes from, with propensities
 generate.py      simulate(...): a log in the schema of goal.log
 oracle.py        the best that any policy can reach
+plans.py         the best of those that ignore what users do
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from goal.simulator.generate import log_schema, simulate
 from goal.simulator.gym import register_environments
 from goal.simulator.oracle import Oracle
 from goal.simulator.parameters import PRESETS, Parameters, load, preset
+from goal.simulator.plans import Plan, best_plan
 from goal.simulator.users import UserTypes, arrivals, draw_users, middle_user
 
 __all__ = [
@@ -26,11 +28,13 @@ __all__ = [
     "Behaviour",
     "Oracle",
     "Parameters",
+    "Plan",
     "Step",
     "UserTypes",
     "VectorEnvironment",
     "arrivals",
     "behaviour_policy",
+    "best_plan",
     "draw_users",
     "load",
     "log_schema",

@@ -14,7 +14,7 @@ import torch
 from goal.config import RewardConfig
 from goal.log import History, InteractionLog, Windows
 from goal.reward import PScore
-from goal.reward.pscore import COST, REVENUE
+from goal.reward.pscore import COST, LATER, REVENUE
 
 SEGMENT = 64
 """Decisions learned from in one stretch of a user's log."""
@@ -105,10 +105,15 @@ class PScoreStage:
     def _losses(self, indices: torch.Tensor, forget: torch.Tensor) -> dict[str, torch.Tensor]:
         device = self.pscore.scales.device
         positions, rows, history = self.segments.batch(indices)
-        states = self.pscore.state(history.to(device), forget=forget.to(device)).flatten(0, 1)[positions.to(device)]
+        history = history.to(device)
+        every = self.pscore.state(history, forget=forget.to(device))
+        states = every.flatten(0, 1)[positions.to(device)]
         amounts = torch.from_numpy(self.log.incentives[rows.numpy()]).to(device, torch.float32)
         labels = {name: label.to(device) for name, label in labels_of(self.log, rows, self.pscore).items()}
-        return self.pscore.losses(states, amounts, labels)
+        losses = self.pscore.losses(states, amounts, labels)
+        if self.pscore.later is not None:
+            losses[LATER] = self.pscore.later_loss(history, every)
+        return losses
 
     @torch.no_grad()
     def finish(self) -> float:

@@ -23,8 +23,8 @@ from goal.training.states import StateSampler
 from goal_kernels import group_advantage, scpo_loss
 
 MOST_TOKENS = 32_768
-"""Tokens that encoder and decoder read in one scoring of the exact rollout's pool, at most, and twice those of an update:
-long windows and many amounts of many tokens would make a step last minutes."""
+"""Tokens that encoder and decoder read in one scoring of the exact rollout's pool, at most, and twice those of an
+update: long windows and many amounts of many tokens would make a step last minutes."""
 NO_KL = 1e-4
 """A geometric fall never gets to 0; a weight of 0 is approached by way of this one."""
 

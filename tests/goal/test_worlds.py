@@ -13,11 +13,23 @@ import pytest
 import torch
 
 from goal import Policy
-from goal.config import LoopConfig, NetworkConfig, PretrainingConfig, RewardConfig, RunConfig, ScpoConfig
+from goal.config import (
+    LoopConfig,
+    NetworkConfig,
+    PolicyConfig,
+    PretrainingConfig,
+    RewardConfig,
+    RunConfig,
+    ScpoConfig,
+)
 from goal.data import Data
 from goal.evaluation import sweep
+from goal.log import InteractionLog, Schema, Splits
 from goal.pipeline import Run
+from goal.reward import LongHorizonValue, PScore, RewardModel
+from goal.reward.state import state_config
 from goal.simulator import Parameters, preset
+from goal.training import Loop, PScoreStage, ValueStage
 
 TIRING = dataclasses.replace(preset("calibrated"), horizon=20)
 MULTIPLIERS = (0.0, 0.5, 1.0, 2.0, 3.0)
@@ -111,3 +123,63 @@ def test_decisions_do_not_depend_on_what_comes_in_anyway(learn: Callable[..., Ru
     print("same", same.mean(axis=1))
     for row, other in zip(values(units, TIRING), values(run, TIRING), strict=True):
         print(row["multiplier"], row["value"], other["value"], row["oracle_value"], row["reference_value"])
+
+
+LAG = 8
+
+
+def late_log(users: int, steps: int) -> InteractionLog:
+    """Paying 1 now raises the chance of 10 from .1 to .6 eight decisions later, and does nothing else."""
+    generator = np.random.default_rng(0)
+    paid = generator.integers(0, 2, (users, steps)).astype(float)
+    late = np.pad(paid, ((0, 0), (LAG, 0)))[:, :steps]
+    revenue = 10.0 * (generator.random((users, steps)) < 0.1 + 0.5 * late)
+    schema = Schema(user="user", time="time", incentive="paid", revenue="revenue", cost_rate=1.0)
+    user, time = np.divmod(np.arange(users * steps), steps)
+    columns = {"user": user, "time": time.astype(float), "paid": paid.ravel(), "revenue": revenue.ravel()}
+    return InteractionLog.from_columns(schema, columns)
+
+
+@pytest.mark.parametrize("window", [16, 1])
+def test_an_effect_that_comes_late_is_seen_by_the_convolution_alone(window: int) -> None:
+    log = late_log(400, 60)
+    nothing = np.zeros(0, dtype=np.int64)
+    data = Data(log, Splits(np.arange(log.events), nothing, nothing), None, 0)
+    config = PolicyConfig(vocabulary=(1.0,), window=window, dimension=32, dilations=(1, 2, 4))
+    settings = RewardConfig(
+        pscore=LoopConfig(steps=400, batch_size=1024, learning_rate=4e-3),
+        value=LoopConfig(steps=1000, batch_size=512, learning_rate=4e-3),
+    )
+    torch.manual_seed(0)
+    pscore = PScore(state_config(config, 32), data.scaling, bins=data.outcome_bins)
+    stage = PScoreStage(pscore, log, data.splits.training, settings)
+    Loop(settings.pscore).run(stage)
+    stage.finish()
+    assert bool(pscore.state.uses_history) is (window > 1)
+    multipliers = torch.tensor([0.0, 1.0, 3.0, 6.0])
+    values = [
+        LongHorizonValue(
+            pscore.state.size, data.scaling, multipliers=tuple(multipliers.tolist()), hidden=64, horizon=None
+        )
+        for _ in range(2)
+    ]
+    reward = RewardModel(pscore, values, grid=torch.tensor([0.0, 1.0]), multipliers=multipliers, discount=0.98,
+                         cost_rate=1.0)  # fmt: skip
+    stage = ValueStage(reward, log, data.splits.training, settings, horizon=None)
+    Loop(settings.value).run(stage)
+    stage.finish()
+    rows = np.flatnonzero((log.time >= 2 * LAG) & (log.time < 40))[::7]
+    history = data.windows(data.splits.training, window).batch(rows)
+    expected = pscore.predict(history, torch.tensor([0.0])).detach().numpy()[:, 0]
+    late = log.incentives[rows - LAG] == 1
+    table = reward.tabulate(history)
+    utility = table.reward - multipliers * table.cost
+    gain = (utility[:, 1] - utility[:, 0]).mean(dim=0)
+    if window == 1:
+        assert expected.std() < 0.01
+        torch.testing.assert_close(gain, -multipliers, rtol=0, atol=0.1)
+        return
+    assert expected[late].mean() == pytest.approx(6, abs=0.5) and expected[~late].mean() == pytest.approx(1, abs=0.3)
+    truth = 5 * 0.98**LAG - multipliers
+    torch.testing.assert_close(gain, truth, rtol=0, atol=1.0)
+    assert ((utility[:, 1] > utility[:, 0]) == (truth > 0)).float().mean() > 0.95
