@@ -90,14 +90,15 @@ class PScore(nn.Module):
         towers = []
         for (name, kind), scale in zip(kinds.items(), scales, strict=True):
             sizes = (bins or {}).get(name) or Bins((), (scale,))
-            towers.append(AmountTower(self.state.size, amount, hidden, 1 if kind == "binary" else 1 + len(sizes.means)))
+            towers.append(
+                AmountTower(self.state.visible, amount, hidden, 1 if kind == "binary" else 1 + len(sizes.means))
+            )
             self.register_buffer(f"edges_{self.positions[name]}", torch.tensor(sizes.edges), persistent=False)
             self.register_buffer(f"means_{self.positions[name]}", torch.tensor(sizes.means), persistent=False)
         self.towers = nn.ModuleList(towers)
         self.fusion = nn.Sequential(nn.Linear(hidden * len(kinds), hidden), nn.SiLU(), nn.Linear(hidden, 1))
-        context = self.state.context
-        self.later = nn.Linear(config.dimension, context) if context else None
-        self.log_variances = nn.Parameter(torch.zeros(len(kinds) + 1 + (context > 0)))
+        self.later = nn.Linear(self.state.size, self.state.context) if self.state.recall is not None else None
+        self.log_variances = nn.Parameter(torch.zeros(len(kinds) + 1))
 
     @property
     def _towers(self) -> list[AmountTower]:
@@ -113,6 +114,7 @@ class PScore(nn.Module):
             amounts: `(B,)` what was paid.
             labels: `(B,)` what came of it, by objective, in its own unit.
         """
+        states = states[..., : self.state.visible]
         representations, losses = [], {}
         utility = torch.zeros_like(amounts)
         for tower, scale, (name, kind) in zip(self._towers, self.scales, self.kinds.items(), strict=True):
@@ -140,8 +142,8 @@ class PScore(nn.Module):
     def later_loss(self, history: History, states: torch.Tensor) -> torch.Tensor:
         """Mean squared error of the revenue of the steps that follow, as log(1 + revenue / scale).
 
-        What was paid some steps ago may say nothing of the present response and all of a later one; the value networks
-        read the same state, so it has to be kept there.
+        What was paid some steps ago may say nothing of the present response and all of a later one. This loss trains
+        the recollection in the state, which the value networks read, and nothing else.
 
         Args:
             history: B windows.
@@ -154,7 +156,8 @@ class PScore(nn.Module):
         ahead = torch.arange(1, steps + 1, device=device)
         place = torch.arange(history.window, device=device)[:, None] + ahead
         known = place < (history.lengths - 1)[:, None, None]
-        error = self.later(states[..., : self.later.in_features]) - following
+        seen, recalled = states.split([self.state.visible, self.state.size - self.state.visible], dim=-1)
+        error = self.later(torch.cat([seen.detach(), recalled], dim=-1)) - following
         return error.square().where(known, 0).sum() / known.sum().clamp(min=1)
 
     def _bins(self, position: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -166,15 +169,16 @@ class PScore(nn.Module):
         return torch.cat([torch.zeros_like(output[..., :1]), output[..., :-1]], dim=-1)
 
     def weigh(self, losses: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Weighted sum of the losses with learned weights."""
-        stacked = torch.stack(list(losses.values()))
-        return (torch.exp(-self.log_variances) * stacked + self.log_variances).sum()
+        """Weighted sum of the losses with learned weights; `later_loss` trains weights of its own and has none."""
+        stacked = torch.stack([loss for name, loss in losses.items() if name != LATER])
+        total = (torch.exp(-self.log_variances) * stacked + self.log_variances).sum()
+        return total + losses[LATER] if LATER in losses else total
 
     def expected(self, states: torch.Tensor, amounts: torch.Tensor, name: str = REVENUE) -> torch.Tensor:
         """Expected value `(B, G)` of an objective, in its own unit, at amounts `(B, G)` or `(G,)`."""
         position = self.positions[name]
         tower = self._towers[position]
-        output = tower.output(tower.representation(states, amounts))
+        output = tower.output(tower.representation(states[..., : self.state.visible], amounts))
         if self.kinds[name] == "binary":
             return torch.sigmoid(output[..., 0])
         _, means = self._bins(position)
@@ -186,6 +190,7 @@ class PScore(nn.Module):
 
     def fused(self, states: torch.Tensor, amounts: torch.Tensor) -> torch.Tensor:
         """The fused utility `(B, G)`: the expected sum of the further objectives, each over its scale."""
+        states = states[..., : self.state.visible]
         representations = [tower.representation(states, amounts) for tower in self._towers]
         return self.fusion(torch.cat(representations, dim=-1))[..., 0]
 

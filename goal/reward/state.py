@@ -18,6 +18,9 @@ from goal.log import FeatureScaling, History
 from goal.model.embedding import EventEmbedding
 from goal.model.encoder import CausalStates
 
+RECALLED = 32
+"""Columns of a state for what may matter only later."""
+
 
 class DecisionState(nn.Module):
     """States of the events of a window.
@@ -38,11 +41,14 @@ class DecisionState(nn.Module):
         self.output = nn.Linear(2 * config.dimension, config.dimension)
         self.clock = clock
         self.register_buffer("uses_history", torch.tensor(config.window > 1))
-        self.size = config.dimension + config.numeric_features
-        """Width of a state."""
+        self.visible = config.dimension + config.numeric_features
+        """Leading columns of a state: all that tells of the present response."""
         reach = 1 + (config.kernel_size - 1) * sum(config.dilations) if config.convolution else 1
         self.context = min(reach, config.window - 1)
         """Past events that reach a state."""
+        self.recall = Recall(config, scaling) if self.context else None
+        self.size = self.visible + (RECALLED if self.context else 0)
+        """Width of a state."""
 
     uses_history: torch.Tensor
     """False once the log has shown that past events tell nothing beyond the features; see `PScoreStage.finish`."""
@@ -66,12 +72,33 @@ class DecisionState(nn.Module):
             if forget is not None:
                 before = torch.where(forget[:, None, None], self.empty, before)
         mixed = silu(self.output(torch.cat([before, features], dim=-1)))
-        return torch.cat([mixed, self.embedding.state.scaled(numeric)], dim=-1)
+        parts = [mixed, self.embedding.state.scaled(numeric)]
+        if self.recall is not None:
+            nothing = features.new_zeros(*features.shape[:-1], RECALLED)
+            parts.append(self.recall(numeric, history) if self.uses_history else nothing)
+        return torch.cat(parts, dim=-1)
 
     def pending(self, history: History) -> torch.Tensor:
         """States `(B, size)` of the pending events."""
         last = (history.lengths - 1)[:, None, None].expand(-1, 1, self.size)
         return self(history).gather(1, last)[:, 0]
+
+
+class Recall(nn.Module):
+    """What happened before each event and may matter only later, `(B, L, RECALLED)`; an encoder of its own."""
+
+    def __init__(self, config: PolicyConfig, scaling: FeatureScaling) -> None:
+        super().__init__()
+        config = dataclasses.replace(config, dimension=RECALLED, heads=1)
+        self.embedding = EventEmbedding(config, scaling)
+        self.causal = CausalStates(config)
+        self.empty = nn.Parameter(torch.zeros(RECALLED))
+
+    def forward(self, numeric: torch.Tensor, history: History) -> torch.Tensor:
+        """Encode the events before each of a window; ``numeric`` stands in for the window's own."""
+        past = self.embedding.state(numeric, history.categorical)
+        past = past + self.embedding.past(history.incentives, history.outcomes)
+        return torch.cat([self.empty.expand_as(past[:, :1]), self.causal(past)[:, :-1]], dim=1)
 
 
 def state_config(config: PolicyConfig, dimension: int) -> PolicyConfig:

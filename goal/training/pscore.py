@@ -99,10 +99,10 @@ class PScoreStage:
     ) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
         """One batch of segments, one loss."""
         indices = self.learned[torch.randint(len(self.learned), (self.per_batch,), generator=generator)]
-        losses = self._losses(indices, torch.rand(len(indices), generator=generator) < FORGETTING)
+        losses = self._losses(indices, torch.rand(len(indices), generator=generator) < FORGETTING, later=True)
         yield self.pscore.weigh(losses), {f"loss_{name}": value.detach() for name, value in losses.items()}
 
-    def _losses(self, indices: torch.Tensor, forget: torch.Tensor) -> dict[str, torch.Tensor]:
+    def _losses(self, indices: torch.Tensor, forget: torch.Tensor, *, later: bool) -> dict[str, torch.Tensor]:
         device = self.pscore.scales.device
         positions, rows, history = self.segments.batch(indices)
         history = history.to(device)
@@ -111,7 +111,7 @@ class PScoreStage:
         amounts = torch.from_numpy(self.log.incentives[rows.numpy()]).to(device, torch.float32)
         labels = {name: label.to(device) for name, label in labels_of(self.log, rows, self.pscore).items()}
         losses = self.pscore.losses(states, amounts, labels)
-        if self.pscore.later is not None:
+        if later and self.pscore.later is not None:
             losses[LATER] = self.pscore.later_loss(history, every)
         return losses
 
@@ -126,7 +126,8 @@ class PScoreStage:
         size = max(1, len(self.held_out) // GROUPS)
         for indices in self.held_out[: len(self.held_out) // size * size].split(size):
             with_past, without = (
-                self.pscore.weigh(self._losses(indices, torch.full(indices.shape, forget))) for forget in (False, True)
+                self.pscore.weigh(self._losses(indices, torch.full(indices.shape, forget), later=False))
+                for forget in (False, True)
             )
             gains.append(without - with_past)
         self.pscore.state.uses_history.fill_(False)

@@ -203,5 +203,5 @@ def test_an_effect_that_comes_late_is_seen_by_the_convolution_alone(window: int)
         return
     assert expected[late].mean() == pytest.approx(6, abs=0.5) and expected[~late].mean() == pytest.approx(1, abs=0.3)
     truth = 5 * 0.98**LAG - multipliers
-    torch.testing.assert_close(gain, truth, rtol=0, atol=1.0)
+    torch.testing.assert_close(gain, truth, rtol=0, atol=0.6)
     assert ((utility[:, 1] > utility[:, 0]) == (truth > 0)).float().mean() > 0.95
