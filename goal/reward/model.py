@@ -58,6 +58,7 @@ class RewardModel(nn.Module):
         super().__init__()
         self.pscore = pscore
         self.values = nn.ModuleList(values)
+        self.horizon = values[0].horizon if values else None
         self.register_buffer("grid", grid.to(torch.float32), persistent=False)
         self.register_buffer("multipliers", multipliers.to(torch.float32), persistent=False)
         self.register_buffer("baseline", torch.zeros(()))
@@ -83,10 +84,9 @@ class RewardModel(nn.Module):
 
     def baseline_to_go(self, clock: torch.Tensor | None) -> torch.Tensor:
         """Discounted sum `(S, 1, 1)` of the baseline over the steps that follow, in money; 0 without a clock."""
-        horizon = self.values[0].horizon
-        if clock is None or horizon is None:
+        if clock is None or self.horizon is None:
             return self.baseline.new_zeros(1, 1, 1)
-        left = ((1 - clock) * horizon - 1).clamp(min=0)
+        left = ((1 - clock) * self.horizon - 1).clamp(min=0)
         return (self.baseline * (1 - self.discount**left) / (1 - self.discount))[:, None, None]
 
     def clock_of(self, history: History) -> torch.Tensor | None:
