@@ -31,7 +31,7 @@ class Bins:
 
         Example:
             >>> Bins.fit(np.array([0.0, 5.0, 35.0, 5.0]))
-            Bins(edges=(20.0,), means=(5.0, 35.0))
+            Bins(edges=(5.0,), means=(5.0, 35.0))
         """
         positive = np.sort(values[values > 0].astype(np.float64))
         if len(positive) == 0:
@@ -43,8 +43,6 @@ class Bins:
             upper = upper[upper < distinct[-1]]
         else:
             upper = distinct[:-1]
-        # Half-way to the next value: rounding to float32 moves nothing to another bin.
-        edges = (upper + distinct[np.searchsorted(distinct, upper) + 1]) / 2
-        index = np.searchsorted(edges, positive)
+        index = np.searchsorted(upper, positive)
         means = np.bincount(index, weights=positive) / np.bincount(index)
-        return cls(tuple(edges.tolist()), tuple(means.tolist()))
+        return cls(tuple(upper.tolist()), tuple(means.tolist()))

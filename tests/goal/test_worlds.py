@@ -124,6 +124,15 @@ def test_where_incentives_do_nothing_nobody_is_paid(learn: Callable[..., Run]) -
         assert (paid == 0.0).all()
 
 
+def test_the_papers_world_is_found_to_pay_for_nothing(learn: Callable[..., Run]) -> None:
+    """The log almost never shows that: its behaviours pay, and a payment tires for long."""
+    world = dataclasses.replace(preset("paper"), horizon=40)
+    for row in values(learn(world), world):
+        # Half an engagement a step, less three standard errors; at multiplier 0 the last steps may be paid for.
+        assert row["value"] >= 0.5 - 0.011, row
+        assert row["multiplier"] == 0 or row["cost"] < 0.01, row
+
+
 def assert_alike(run: Run, other: Run) -> None:
     """In the world of the first the second pays nearly always the same, and where it does not, as well."""
     same = amounts_paid(run, run.data) == amounts_paid(other, run.data)

@@ -7,11 +7,14 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from goal.config import LoopConfig, PolicyConfig, RewardConfig
 from goal.data import Data
 from goal.log import FeatureScaling, Splits, Windows
 from goal.reward import LongHorizonValue, PScore, RewardModel
+from goal.reward.bins import MOST_BINS, Bins
 from goal.reward.state import DecisionState, state_config
 from goal.simulator import preset, simulate
 from goal.training import Loop, PScoreStage, ValueStage
@@ -198,3 +201,20 @@ def test_reading_between_the_grid(data: Data, tokenizer) -> None:
 def test_bad_discount(discount: float) -> None:
     with pytest.raises(ValueError, match="discount"):
         RewardConfig(discount=discount)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(0, 1e6, width=32), max_size=200))
+def test_bins_hold_every_positive_outcome_and_keep_the_mean(values: list[float]) -> None:
+    outcomes = np.array(values, dtype=np.float64)
+    bins = Bins.fit(outcomes)
+    positive = outcomes[outcomes > 0]
+    means = np.array(bins.means)
+    assert 1 <= len(means) <= MOST_BINS and len(bins.edges) == len(means) - 1
+    assert (np.diff(means) > 0).all() and (np.diff(bins.edges) > 0).all() and (means > 0).all()
+    place = torch.bucketize(torch.tensor(positive, dtype=torch.float32), torch.tensor(bins.edges)).numpy()
+    if len(positive):
+        assert means[place].mean() == pytest.approx(positive.mean())
+        assert set(place) == set(range(len(means)))
+        distinct = np.unique(positive)
+        assert len(distinct) > MOST_BINS or np.allclose(means[place], positive)

@@ -349,3 +349,14 @@ def test_a_log_without_propensities_is_refused() -> None:
     log = replace(simulate(preset("calibrated"), "uniform", users=2, seed=0), propensity=None)
     with pytest.raises(ConfigurationError, match="names no propensity"):
         LoggedDecisions.from_log(log, np.full((200, 11), 1 / 11), amounts=np.arange(11.0))
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("ragged", [False, True])
+def test_what_comes_in_anyway_moves_an_estimate_and_widens_nothing(name: str, ragged: bool) -> None:
+    decisions = small(users=200, ragged=ragged)
+    before = ESTIMATORS[name](decisions, **LOW).revenue
+    after = ESTIMATORS[name](replace(decisions, revenue=decisions.revenue + 50.0), **LOW).revenue
+    assert after.value == pytest.approx(before.value + 50, rel=1e-9)
+    widths = [high - low for low, high in (before.interval, after.interval)]
+    assert widths[1] == pytest.approx(widths[0], rel=1e-6)
