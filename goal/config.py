@@ -219,7 +219,7 @@ class RewardConfig:
 class ScpoConfig:
     """Safe constrained policy optimisation, Algorithm 3."""
 
-    loop: LoopConfig = LoopConfig(steps=350, batch_size=480, learning_rate=3e-3, log_every=10)
+    loop: LoopConfig = LoopConfig(steps=700, batch_size=480, learning_rate=3e-3, log_every=10)
     """`batch_size` counts (state, multiplier) groups; every state meets every multiplier."""
     rollout: Literal["auto", "exact", "shared", "per_multiplier"] = "auto"
     """Where a group's candidates come from (docs/decisions.md 3): "exact" takes every allowed amount, weighted by its
