@@ -16,8 +16,8 @@ from torch import nn
 
 from goal.config import PolicyConfig
 from goal.errors import ConfigurationError
-from goal.model.tree import TokenTree
-from goal.tokenizer import EOS, PAD, SOS, SPECIAL_TOKENS
+from goal.model.tree import TokenTree, with_start
+from goal.tokenizer import EOS, PAD, SPECIAL_TOKENS
 
 
 class ChoiceState(NamedTuple):
@@ -66,8 +66,7 @@ class Choices(nn.Module):
         written = [[*self._write(amount), EOS] for amount in self.config.allowed_amounts or ()]
         longest = max(len(tokens) for tokens in written)
         sequences = torch.tensor([tokens + [PAD] * (longest - len(tokens)) for tokens in written])
-        started = torch.cat([torch.full_like(sequences[:, :1], SOS), sequences[:, :-1]], dim=1)
-        return TokenTree(sequences, self.teacher_forced(started))
+        return TokenTree(sequences, self.teacher_forced(with_start(sequences)))
 
     def _write(self, amount: float) -> list[int]:
         rest, tokens, most = amount, [], self.config.max_length - 1

@@ -11,6 +11,11 @@ from torch import nn
 from goal.tokenizer import PAD, SOS
 
 
+def with_start(tokens: torch.Tensor) -> torch.Tensor:
+    """Inputs that predict ``tokens`` `(..., T)`: SOS, then all but the last."""
+    return torch.cat([torch.full_like(tokens[..., :1], SOS), tokens[..., :-1]], dim=-1)
+
+
 class TokenTree(nn.Module):
     """The start, the beginnings after which there is a choice, and those that lead to them.
 

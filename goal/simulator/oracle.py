@@ -143,18 +143,23 @@ def best_constant(
     """
     _check(multiplier)
     types = middle_user(parameters) if users is None else draw_users(parameters, users=users, seed=seed)
-    responses = parameters.level_responses[None]
-    plans = types.expand(2)
-    fatigue = np.zeros((len(types), len(parameters.levels)))
-    revenue = np.zeros(len(parameters.levels))
-    for _ in range(parameters.horizon):
-        revenue += plans.probability(responses, fatigue).mean(0)
-        fatigue = plans.rho * fatigue + parameters.eta * responses
-    revenue *= parameters.revenue_per_engagement / parameters.horizon
+    revenue = plans_revenue(parameters, types, np.tile(parameters.levels[:, None], parameters.horizon))
     cost = parameters.cost(parameters.levels)
     values = revenue - multiplier * cost
     best = int(values.argmax())
     return ConstantAmount(float(parameters.levels[best]), float(values[best]), float(revenue[best]), float(cost[best]))
+
+
+def plans_revenue(parameters: Parameters, users: UserTypes, plans: Floats) -> Floats:
+    """Exact mean revenue per step, shape (P,), of paying all users by each of the plans (P, T), in currency."""
+    types = users.expand(2)
+    responses = parameters.g(plans)
+    fatigue = np.zeros((len(users), len(plans)))
+    engagements = np.zeros(len(plans))
+    for t in range(parameters.horizon):
+        engagements += types.probability(responses[:, t], fatigue).mean(axis=0)
+        fatigue = types.rho * fatigue + parameters.eta * responses[:, t]
+    return parameters.revenue_per_engagement * engagements / parameters.horizon
 
 
 def best_revenue(parameters: Parameters, roi_target: float) -> FrontierPoint:

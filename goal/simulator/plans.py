@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from goal.simulator.oracle import solve_users
+from goal.simulator.oracle import plans_revenue, solve_users
 from goal.simulator.parameters import Floats, Parameters
-from goal.simulator.users import UserTypes, draw_users
+from goal.simulator.users import draw_users
 
 _BLOCK = 64
 
@@ -61,21 +61,9 @@ def best_plan(
     amounts = np.stack([plan for _, plan in plans])
     everybody = draw_users(parameters, users=users, seed=seed)
     revenue = np.concatenate(
-        [_revenue(parameters, everybody, amounts[i : i + _BLOCK]) for i in range(0, len(plans), _BLOCK)]
+        [plans_revenue(parameters, everybody, amounts[i : i + _BLOCK]) for i in range(0, len(plans), _BLOCK)]
     )
     cost = parameters.cost(amounts).mean(axis=1)
     best = int((revenue - multiplier * cost).argmax())
     kind, chosen = plans[best]
     return Plan(chosen, kind, float(revenue[best] - multiplier * cost[best]), float(revenue[best]), float(cost[best]))
-
-
-def _revenue(parameters: Parameters, users: UserTypes, amounts: Floats) -> Floats:
-    """Exact mean revenue (P,) per step of plans (P, T), over the users."""
-    types = users.expand(2)
-    responses = parameters.g(amounts)
-    fatigue = np.zeros((len(users), len(amounts)))
-    engagements = np.zeros(len(amounts))
-    for t in range(parameters.horizon):
-        engagements += types.probability(responses[:, t], fatigue).mean(axis=0)
-        fatigue = types.rho * fatigue + parameters.eta * responses[:, t]
-    return parameters.revenue_per_engagement * engagements / parameters.horizon

@@ -16,9 +16,8 @@ from goal.config import ScpoConfig
 from goal.errors import ConfigurationError
 from goal.log import History
 from goal.model import Policy
-from goal.model.tree import TokenTree
+from goal.model.tree import TokenTree, with_start
 from goal.reward import RewardModel
-from goal.tokenizer import SOS
 from goal.training.states import StateSampler
 from goal_kernels import group_advantage, scpo_loss
 
@@ -46,11 +45,6 @@ class Rollout(NamedTuple):
     advantages: torch.Tensor
     """`(S * n, m)`."""
     metrics: dict[str, torch.Tensor]
-
-
-def with_start(tokens: torch.Tensor) -> torch.Tensor:
-    """Inputs that predict ``tokens`` `(..., T)`: SOS, then all but the last."""
-    return torch.cat([torch.full_like(tokens[..., :1], SOS), tokens[..., :-1]], dim=-1)
 
 
 class Scpo:

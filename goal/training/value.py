@@ -117,6 +117,7 @@ class ValueStage:
         if reward.clock is not None and self.horizon is not None:
             reward.baseline.copy_(revenue[:, 0].mean())
         best = (revenue[..., None] - reward.multipliers * cost[..., None]).amax(dim=1) - reward.baseline
+        # Lower, and multipliers under which little is to be gained would take over.
         least = 0.2 * revenue.std().clamp(min=1e-6)
         steps = 1 / (1 - self.config.discount)
         steps = 0.5 * (steps if self.horizon is None else min(steps, self.horizon))

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from goal import History, Policy
+from goal.model.tree import with_start
 from goal.tokenizer import EOS, PAD, SOS
 
 AMOUNTS = (0.0, 1.0, 2.0, 3.0, 7.0, 8.0, 15.0, 37.0, 137.0, 138.0, 145.0)
@@ -23,7 +24,6 @@ def test_it_scores_as_its_sequences_do(
     assert len(tree) < tree.sequences.numel() / 2
     history, multiplier = make_history(5), torch.linspace(0, 3, 5)
     memory = policy.remember(policy.causal_states(history), history.lengths, multiplier)
-    started = torch.cat([torch.full_like(tree.sequences[:, :1], SOS), tree.sequences[:, :-1]], dim=1)
     inside = torch.arange(tree.sequences.shape[1]) < tree.lengths[:, None]
 
     def log_probs(logits: torch.Tensor) -> torch.Tensor:
@@ -31,7 +31,7 @@ def test_it_scores_as_its_sequences_do(
         return chosen.where(inside, 0).sum(dim=-1)
 
     found = []
-    for logits in (policy.score_every(memory), policy.score(memory, started.expand(5, -1, -1))):
+    for logits in (policy.score_every(memory), policy.score(memory, with_start(tree.sequences).expand(5, -1, -1))):
         policy.zero_grad()
         log_pi = log_probs(logits)
         (log_pi * torch.linspace(-1, 1, len(AMOUNTS))).sum().backward(retain_graph=True)
