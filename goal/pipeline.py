@@ -13,7 +13,7 @@ import json
 import math
 import time
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,9 @@ from goal.data import CALIBRATION_STREAM, Data, load_data, seed_of
 from goal.errors import ConfigurationError
 from goal.files import write_atomically
 from goal.model import Policy
-from goal.reward import LongHorizonValue, PScore, RewardModel
-from goal.reward.state import state_config
+from goal.reward import RewardModel
 from goal.serialization import dumps, from_dict, to_dict
+from goal.shapes import build_reward, policy_config
 from goal.tokenizer import IncentiveTokenizer
 from goal.training import Loop, MetricsFile, Pretraining, PScoreStage, Scpo, StateSampler, ValueStage
 
@@ -39,6 +39,8 @@ THRESHOLD_QUANTILE = 0.99
 """Of Proposition 1's threshold over states; the maximum would hang on the worst estimated state."""
 THRESHOLD_CAP = 1.5
 """Candidates never pass this many times the ROI target."""
+SNAPSHOTS = 5
+"""Points of the value's training at which it is kept, to be compared with what it brings."""
 MOST_CANDIDATES = 12
 """Where the step would give more candidates, it is doubled until it does not."""
 
@@ -123,68 +125,21 @@ class Run:
     @cached_property
     def policy_config(self) -> PolicyConfig:
         """Shape of the policy: the log decides what the settings leave open."""
-        data, tokenizer = self.data, self.tokenizer
-        allowed = data.allowed_amounts
-        if allowed is not None:
-            # What the vocabulary cannot write exactly is paid, and credited, as what it can.
-            written = tokenizer.decode(tokenizer.encode(allowed))
-            allowed = tuple(np.unique(np.append(written, 0.0)).tolist())
-        return PolicyConfig(
-            **to_dict(self.config.network),
-            vocabulary=tuple(float(value) for value in tokenizer.values),
-            numeric_features=data.log.numeric.shape[1],
-            categories=data.log.categories,
-            outcomes=data.log.outcomes.shape[1],
-            multiplier_max=self.config.roi_target,
-            max_length=tokenizer.max_length + 1,
-            allowed_amounts=allowed,
-            maximum_amount=float(data.distinct_amounts[-1]),
-        )
+        return policy_config(self.config, self.data, self.tokenizer)
 
     def policy(self, name: str) -> Policy:
         """Load the policy of a stage: "pretrained", or "policy" for the final one."""
         self._need({"pretrained": "pretraining", "policy": "scpo"}[name])
         return Policy.from_pretrained(self.folder / name).to(self.device).eval()
 
-    def build_reward(self, multipliers: tuple[float, ...]) -> RewardModel:
-        """Return an untrained reward model of the run's shape; its weights depend on the seed alone."""
-        data, config = self.data, self.config.reward
-        torch.manual_seed(self.config.seed)
-        pscore = PScore(
-            state_config(self.policy_config, config.dimension),
-            data.scaling,
-            objectives=data.schema.objectives,
-            bins=data.outcome_bins,
-            cost_tower=data.cost_rate is None,
-            clock=data.clock,
-        )
-        clocked = data.clock is not None and data.schema.horizon is not None
-        values = [
-            LongHorizonValue(
-                pscore.state.size,
-                data.scaling,
-                multipliers=multipliers,
-                hidden=config.value_dimension,
-                horizon=data.schema.horizon if clocked else None,
-            )
-            for _ in range(config.ensemble if config.horizon == "long" else 0)
-        ]
-        return RewardModel(
-            pscore,
-            values,
-            grid=torch.from_numpy(data.grid(config.grid_size)),
-            multipliers=torch.tensor(multipliers),
-            discount=config.discount,
-            cost_rate=data.cost_rate,
-            fusion_weight=config.fusion_weight,
-            clock=data.clock if clocked else None,
-        ).to(self.device)
+    def _untrained_reward(self, multipliers: tuple[float, ...]) -> RewardModel:
+        return build_reward(self.config, self.data, self.policy_config, multipliers, self.device)
 
     @cached_property
     def reward(self) -> RewardModel:
         """The reward model that the reward stage trained."""
         self._need("reward")
-        reward = self.build_reward(self.multipliers)
+        reward = self._untrained_reward(self.multipliers)
         reward.load_state_dict(load_file(self.folder / "reward" / "model.safetensors"))
         return reward.requires_grad_(False).eval()
 
@@ -215,7 +170,7 @@ class Run:
         """P-Score, candidate set, long-horizon value."""
         data, config = self.data, self.config.reward
         rows = data.splits.training
-        reward = self.build_reward((0.0,))
+        reward = self._untrained_reward((0.0,))
         stage = PScoreStage(reward.pscore, data.log, rows, config)
         self._loop(config.pscore, 2).run(stage)
         evidence = stage.finish()
@@ -231,24 +186,44 @@ class Run:
         self.announce(f"  the past of a decision is {used} ({why})")
         weights = reward.pscore.state_dict()
         multipliers = self._candidates(reward)
-        reward = self.build_reward(multipliers)
+        reward = self._untrained_reward(multipliers)
         reward.pscore.load_state_dict(weights)
         if config.horizon == "long":
             stage = ValueStage(reward, data.log, rows, config, horizon=data.schema.horizon)
-            self._loop(config.value, 3).run(stage)
+            before = {step: partial(self._keep, stage, step) for step in self._snapshot_steps}
+            self._loop(config.value, 3).run(stage, before=before)
             stage.finish()
         folder = self.folder / "reward"
         folder.mkdir(parents=True, exist_ok=True)
-        save_file(
-            {name: value.cpu().contiguous() for name, value in reward.state_dict().items()},
-            folder / "model.safetensors",
-        )
+        save_file(_on_cpu(reward.state_dict()), folder / "model.safetensors")
         found = {
             "multipliers": multipliers,
             "uses_history": bool(reward.pscore.state.uses_history),
             "evidence_for_history": evidence if math.isfinite(evidence) else None,
         }
         write_atomically(folder / "config.json", json.dumps(found).encode())
+
+    @property
+    def _snapshot_steps(self) -> range:
+        """Steps of the value's training before which its weights are kept, where a simulator can tell what they are
+        worth."""
+        steps = self.config.reward.value.steps
+        return range(0, steps if self.data.parameters is not None else 0, math.ceil(steps / SNAPSHOTS))
+
+    def _snapshot(self, step: int) -> Path:
+        return self.folder / "reward" / f"value-{step}.safetensors"
+
+    def _keep(self, stage: ValueStage, step: int) -> None:
+        self._snapshot(step).parent.mkdir(parents=True, exist_ok=True)
+        save_file(_on_cpu(stage.averaged), self._snapshot(step))
+
+    @property
+    def value_snapshots(self) -> dict[int, dict[str, torch.Tensor]]:
+        """Weights of the values in the course of their training, by step, the last ones included; for the report."""
+        if not len(self.reward.values):
+            return {}
+        kept = {step: load_file(self._snapshot(step)) for step in self._snapshot_steps}
+        return {**kept, self.config.reward.value.steps: self.reward.values.state_dict()}
 
     @torch.no_grad()
     def _candidates(self, reward: RewardModel) -> tuple[float, ...]:
@@ -383,6 +358,10 @@ def _leaves(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     for name, value in settings.items():
         leaves |= _leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
     return leaves
+
+
+def _on_cpu(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: value.cpu().contiguous() for name, value in weights.items()}
 
 
 def _device(name: str) -> torch.device:

@@ -27,6 +27,7 @@ from goal.evaluation import (
     metrics,
     oracle_frontier,
     oracle_violation_rate,
+    promises,
     report,
     rollout,
     sweep,
@@ -158,6 +159,15 @@ def _evaluate_simulated(run: Run, policy: Policy, parameters: Parameters) -> dic
             "reward_calibration": _reward_calibration(run),
             "ledger": ledger(
                 run.reward, parameters, swept.rows, window=policy.config.window, users=settings.users, seed=seed
+            ),
+            "promises": promises(
+                run.reward,
+                run.value_snapshots,
+                parameters,
+                multipliers[:: max(1, (len(multipliers) - 1) // 2)],
+                window=policy.config.window,
+                users=min(settings.users, 200),
+                seed=seed,
             ),
         },
     }

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from goal.evaluation import metrics, off_policy
 from goal.evaluation.experts import ExpertUsage, expert_usage
-from goal.evaluation.ledger import ValueGreedy, ledger
+from goal.evaluation.ledger import ValueGreedy, ledger, promises
 from goal.evaluation.policies import Allocator, Constant, OraclePolicy, PrivilegedPolicy, Uniform
 from goal.evaluation.rollout import Rollout, Stream, rollout, rollout_many
 from goal.evaluation.sweep import (
@@ -48,6 +48,7 @@ __all__ = [
     "off_policy",
     "oracle_frontier",
     "oracle_violation_rate",
+    "promises",
     "rollout",
     "rollout_many",
     "sweep",

@@ -5,7 +5,8 @@ Shapes: B windows, G amounts of the grid, n candidates.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -74,16 +75,62 @@ def ledger(
     return [_entry(row, rollout, greedy) for row, rollout in zip(rows, made, strict=True)]
 
 
-def _entry(row: dict[str, Any], made: Rollout, greedy: ValueGreedy) -> dict[str, float | None]:
+def promises(
+    reward: RewardModel,
+    snapshots: Mapping[int, Mapping[str, torch.Tensor]],
+    parameters: Parameters,
+    multipliers: Sequence[float],
+    *,
+    window: int,
+    users: int,
+    seed: int,
+) -> list[dict[str, float]]:
+    """What the value promised new users in the course of its training, and what its greedy policy then brought them.
+
+    Args:
+        reward: a trained reward model; it is left as it is.
+        snapshots: weights of its `values` by the step before which they were taken.
+        parameters: the environment.
+        multipliers: candidates to look at.
+        window: events that the greedy policy sees.
+        users: how many users.
+        seed: of the users.
+
+    Returns:
+        One row a snapshot and multiplier: `step, multiplier, expected_value, realised_value`, the values in money an
+        episode, discounted.
+
+    Raises:
+        ConfigurationError: as `rollout_many`.
+    """
+    then, rows = copy.deepcopy(reward), []
+    for step, weights in sorted(snapshots.items()):
+        then.values.load_state_dict(weights)
+        greedy = ValueGreedy(then, window=window)
+        for made in rollout_many(greedy, parameters, multipliers, users=users, seed=seed):
+            expected, realised = _promise(made, greedy)
+            rows.append({"step": step, "multiplier": made.multiplier, "expected_value": expected,
+                         "realised_value": realised})  # fmt: skip
+    return rows
+
+
+def _promise(made: Rollout, greedy: ValueGreedy) -> tuple[float, float]:
+    """Expected and realised value of an episode, discounted."""
     discount = greedy.reward.discount if len(greedy.reward.values) else 0.0
     utility = (made.revenue - made.multiplier * made.cost).mean(axis=0)
-    value, share = float(utility.mean()), None
+    realised = float((utility * discount ** np.arange(len(utility))).sum())
+    return greedy.expected[float(np.float32(made.multiplier))], realised
+
+
+def _entry(row: dict[str, Any], made: Rollout, greedy: ValueGreedy) -> dict[str, float | None]:
+    value, share = float((made.revenue - made.multiplier * made.cost).mean()), None
+    expected, realised = _promise(made, greedy)
     if row["share_of_gain"] is not None:
         share = metrics.share_of_gain(value, oracle=row["oracle_value"], reference=row["reference_value"])
     return {
         "multiplier": made.multiplier,
-        "expected_value": greedy.expected[float(np.float32(made.multiplier))],
-        "realised_value": float((utility * discount ** np.arange(len(utility))).sum()),
+        "expected_value": expected,
+        "realised_value": realised,
         "greedy_value": value,
         "policy_value": row["value"],
         "oracle_value": row["oracle_value"],

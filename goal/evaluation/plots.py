@@ -238,6 +238,28 @@ def reward_calibration(items: Sequence[Mapping[str, Any]]) -> Figure:
     return figure
 
 
+def promises(rows: Sequence[Mapping[str, Any]], currency: str) -> Figure:
+    """Value promised to new users and value brought over the steps of training, one panel a multiplier."""
+    multipliers = list(dict.fromkeys(row["multiplier"] for row in rows))
+    columns = min(3, len(multipliers))
+    count = math.ceil(len(multipliers) / columns)
+    figure, axes = new_figure(WIDE, 2.5 * count, rows=count, columns=columns)
+    for axis, multiplier in zip(axes, multipliers, strict=False):
+        of_one = [row for row in rows if row["multiplier"] == multiplier]
+        steps = _column(of_one, "step")
+        expected, realised = _column(of_one, "expected_value"), _column(of_one, "realised_value")
+        axis.plot(steps, realised, color=ORACLE, lw=1.5, ls=(0, (2, 1.5)), label="brought")
+        axis.plot(steps, expected, color=POLICY, lw=1.5, marker="o", ms=4, mec=SURFACE, mew=0.8, label="promised")
+        axis.set_title(f"λ {multiplier:g}", loc="left", color=INK, fontsize=TEXT_SIZE)
+        axis.set(xlabel="step", ylim=padded([*expected.tolist(), *realised.tolist()]))
+        axis.locator_params(nbins=4)
+    axes[0].set_ylabel(f"value of an episode ({currency})")
+    legend(axes[0], loc="lower right")
+    for axis in axes[len(multipliers) :]:
+        axis.remove()
+    return figure
+
+
 def metric_names(lines: Sequence[Mapping[str, Any]]) -> list[str]:
     """Names of one stage's metrics that make a curve: numbers at two steps or more, in order of first appearance."""
     names = dict.fromkeys(name for line in lines for name in line if name not in ("stage", "step"))

@@ -242,6 +242,17 @@ def _diagnostics(artefacts: Mapping[str, Any]) -> Section:
                 wide=True,
             )
         )
+    if rows := diagnostics.get("promises"):
+        blocks.append(
+            Plot(
+                "promises",
+                plots.promises(rows, _unit(artefacts, "currency")),
+                "What the learned value promised new users over an episode, discounted, in the course of its training, "
+                "and what its favourite amounts then brought them. Where the promise stays above, value is "
+                "overestimated.",
+                wide=True,
+            )
+        )
     if rows := diagnostics.get("ledger"):
         blocks.append(
             make_table(

@@ -10,7 +10,7 @@ import io
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -116,8 +116,13 @@ class Loop:
         self.seed = seed
         self.progress = progress
 
-    def run(self, stage: Stage) -> None:
+    def run(self, stage: Stage, *, before: Mapping[int, Callable[[], None]] | None = None) -> None:
         """Train ``stage.module`` in place.
+
+        Args:
+            stage: what to train.
+            before: called before the steps of those numbers, from 0 on; a run that goes on after an interruption calls
+                again what follows its checkpoint.
 
         Raises:
             ConfigurationError: the checkpoint in the folder belongs to other settings.
@@ -134,7 +139,10 @@ class Loop:
             self.metrics.rewind(stage.name, start)
         saved = time.monotonic()
         device = parameters[0].device
+        before = before or {}
         for step in self._steps(stage.name, start):
+            if step in before:
+                before[step]()
             factor = learning_rate_factor(step, self.config)
             for group in optimiser.param_groups:
                 group["lr"] = self.config.learning_rate * factor

@@ -135,7 +135,12 @@ class ValueStage:
     @torch.no_grad()
     def finish(self) -> None:
         """Keep the averaged weights: near-equal amounts trade places from step to step, the average does not."""
-        self.reward.values.load_state_dict(self.module["target"].state_dict())
+        self.reward.values.load_state_dict(self.averaged)
+
+    @property
+    def averaged(self) -> dict[str, torch.Tensor]:
+        """The averaged weights as they are now, of the shape of `RewardModel.values`."""
+        return self.module["target"].state_dict()
 
     def losses(
         self, generator: torch.Generator, progress: float

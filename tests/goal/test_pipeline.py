@@ -64,6 +64,10 @@ def test_it_leaves_what_the_contract_says(finished: Path) -> None:
     for name in ("config.json", "vocabulary.json", "metrics.jsonl", "report.html", "summary.json"):
         assert (finished / name).stat().st_size > 0
     assert list((finished / "plots").glob("*.png"))
+    rows = json.loads((finished / "evaluation.json").read_text())["diagnostics"]["promises"]
+    assert [row["step"] for row in rows[::3]] == [0, 1, 2, 3, 4]
+    assert len({row["expected_value"] for row in rows}) == len(rows)
+    assert (finished / "plots" / "promises.png").stat().st_size > 0
     summary = json.loads((finished / "summary.json").read_text())
     assert set(summary) >= {
         "roi_target", "multiplier", "rev", "cost", "roi", "rvr", "sweep", "wall_seconds", "device", "versions",

@@ -85,6 +85,15 @@ def test_killed_and_started_again_it_ends_with_the_same_weights(tmp_path: Path) 
     assert steps == list(range(60))
 
 
+def test_what_comes_before_a_step_sees_the_weights_before_it(tmp_path: Path) -> None:
+    stage, seen = Regression(), {}
+    before = {step: lambda step=step: seen.update({step: stage.module[0].weight.sum().item()}) for step in (0, 1, 59)}
+    first = stage.module[0].weight.sum().item()
+    Loop(CONFIG, folder=tmp_path, seed=7).run(stage, before=before)
+    assert list(seen) == [0, 1, 59] and seen[0] == first
+    assert len({*seen.values(), stage.module[0].weight.sum().item()}) == 4
+
+
 def test_a_half_written_line_is_dropped(tmp_path: Path) -> None:
     file = MetricsFile(tmp_path / "metrics.jsonl")
     file.append("a", 0, {"loss": 1.0})

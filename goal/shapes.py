@@ -1,0 +1,70 @@
+"""Policy and reward model of a run's shape, before any training: the settings say what they can, the log the rest."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from goal.config import PolicyConfig, RunConfig
+from goal.data import Data
+from goal.reward import LongHorizonValue, PScore, RewardModel
+from goal.reward.state import state_config
+from goal.serialization import to_dict
+from goal.tokenizer import IncentiveTokenizer
+
+
+def policy_config(config: RunConfig, data: Data, tokenizer: IncentiveTokenizer) -> PolicyConfig:
+    """Return the shape of the policy."""
+    allowed = data.allowed_amounts
+    if allowed is not None:
+        # What the vocabulary cannot write exactly is paid, and credited, as what it can.
+        written = tokenizer.decode(tokenizer.encode(allowed))
+        allowed = tuple(np.unique(np.append(written, 0.0)).tolist())
+    return PolicyConfig(
+        **to_dict(config.network),
+        vocabulary=tuple(float(value) for value in tokenizer.values),
+        numeric_features=data.log.numeric.shape[1],
+        categories=data.log.categories,
+        outcomes=data.log.outcomes.shape[1],
+        multiplier_max=config.roi_target,
+        max_length=tokenizer.max_length + 1,
+        allowed_amounts=allowed,
+        maximum_amount=float(data.distinct_amounts[-1]),
+    )
+
+
+def build_reward(
+    config: RunConfig, data: Data, shape: PolicyConfig, multipliers: tuple[float, ...], device: torch.device
+) -> RewardModel:
+    """Return an untrained reward model; its weights depend on the seed alone."""
+    torch.manual_seed(config.seed)
+    settings = config.reward
+    pscore = PScore(
+        state_config(shape, settings.dimension),
+        data.scaling,
+        objectives=data.schema.objectives,
+        bins=data.outcome_bins,
+        cost_tower=data.cost_rate is None,
+        clock=data.clock,
+    )
+    clocked = data.clock is not None and data.schema.horizon is not None
+    values = [
+        LongHorizonValue(
+            pscore.state.size,
+            data.scaling,
+            multipliers=multipliers,
+            hidden=settings.value_dimension,
+            horizon=data.schema.horizon if clocked else None,
+        )
+        for _ in range(settings.ensemble if settings.horizon == "long" else 0)
+    ]
+    return RewardModel(
+        pscore,
+        values,
+        grid=torch.from_numpy(data.grid(settings.grid_size)),
+        multipliers=torch.tensor(multipliers),
+        discount=settings.discount,
+        cost_rate=data.cost_rate,
+        fusion_weight=settings.fusion_weight,
+        clock=data.clock if clocked else None,
+    ).to(device)
