@@ -49,17 +49,20 @@ def group_advantage_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    first = tl.program_id(0).to(tl.int64) * ROWS
+    # `groups` is an int64 only where it must be: a division in 64 bits is a call, around which registers spill
+    first = tl.program_id(0).to(groups.dtype) * ROWS
     row = tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)[None, :]
     inside = (row < groups - first)[:, None] & (column < candidates)
-    condition = ((first % conditions).to(tl.int32) + row) % conditions
+    group = (first % conditions).to(tl.int32) + row  # from the first condition of the first group's state on
+    condition = group % conditions
+    base = first.to(tl.int64) * candidates
     local = row[:, None] * candidates + column
     if CONTIGUOUS:
-        rewards = tl.load(reward + first * candidates + local, inside, other=0.0)
-        costs = tl.load(cost + first * candidates + local, inside, other=0.0)
+        rewards = tl.load(reward + base + local, inside, other=0.0)
+        costs = tl.load(cost + base + local, inside, other=0.0)
     else:
-        state = ((first + row) // conditions)[:, None]
+        state = ((first // conditions).to(tl.int64) + group // conditions)[:, None]
         which = condition.to(tl.int64)[:, None]
         far = column.to(tl.int64)
         rewards = tl.load(reward + state * reward_s + which * reward_n + far * reward_m, inside, other=0.0)
@@ -79,7 +82,7 @@ def group_advantage_kernel(
     std = tl.sqrt_rn(tl.sum(deviation * deviation, axis=1) / count)
     scale = 1.0 / (tl.maximum(std, std_floor) + eps)
     scale = tl.where(tl.max(above, axis=1) <= magnitude * RESIDUE, 0.0, scale)
-    tl.store(out + first * candidates + local, deviation * scale[:, None], inside)
+    tl.store(out + base + local, deviation * scale[:, None], inside)
 
 
 @torch.library.custom_op("goal_kernels::group_advantage", mutates_args=())

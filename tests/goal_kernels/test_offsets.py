@@ -256,10 +256,14 @@ def test_loss(overflows, layout: str, kl: str, ratio: str) -> None:
 def test_advantage(overflows) -> None:
     from goal_kernels.group_advantage import triton
 
-    reward, multipliers = meta(2**24, 7, 40), meta(1).expand(7)
-    turned = meta(40, 7, 2**24).permute(2, 1, 0)
-    for cost in (reward, turned):
-        found = overflows(
-            lambda cost=cost: triton.group_advantage_op._init_fn(reward, cost, multipliers, 1e-6, 0.0), {}
-        )
-        check(found, {"group_advantage_kernel"})
+    multipliers = meta(1).expand(7)
+    for states, candidates in ((2**24, 40), (2**29, 3)):  # the groups, too, are more than 2^31
+        reward = meta(states, 7, candidates)
+        for cost in (reward, meta(candidates, 7, states).permute(2, 1, 0)):
+            found = overflows(
+                lambda reward=reward, cost=cost: triton.group_advantage_op._init_fn(
+                    reward, cost, multipliers, 1e-6, 0.0
+                ),
+                {},
+            )
+            check(found, {"group_advantage_kernel"})
