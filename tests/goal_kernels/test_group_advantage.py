@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 
 import pytest
 import torch
@@ -129,11 +130,18 @@ def test_strides_and_constancy(generator):
     assert not out.requires_grad
 
 
-def test_compiles_into_one_graph(generator):
+# Inductor still imports what torch deprecates: https://github.com/pytorch/pytorch/issues/174081
+@pytest.mark.filterwarnings("ignore:`torch.jit.*` is:DeprecationWarning")
+@pytest.mark.parametrize("backend", ["aot_eager", *(["inductor"] if os.environ.get("CI") == "true" else [])])
+def test_compiles_into_one_graph(backend, generator):
+    """Inductor, whose C++ compiler is slow, in CI only."""
     reward, cost = torch.randn(2, 3, 4, generator=generator), torch.rand(2, 3, 4, generator=generator)
-    compiled = torch.compile(group_advantage, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(group_advantage, fullgraph=True, backend=backend)
     multipliers = torch.tensor([0.0, 1.0, 2.0])
-    assert torch.equal(compiled(reward, cost, multipliers), group_advantage(reward, cost, multipliers))
+    ours, expected = compiled(reward, cost, multipliers), group_advantage(reward, cost, multipliers)
+    torch.testing.assert_close(ours, expected)
+    # Inductor adds up in an order of its own
+    assert backend == "inductor" or torch.equal(ours, expected)
 
 
 @pytest.mark.parametrize(
