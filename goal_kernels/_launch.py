@@ -44,3 +44,9 @@ def capability(device: torch.device) -> int:
         return 90
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor
+
+
+def most_registers(num_warps: int) -> int:
+    """Registers a thread can have, for a launch's `maxnreg` where ptxas must not choose: left alone it stops at the
+    count with which one program more fits a multiprocessor, and spills what that leaves over, often a mere 8 bytes."""
+    return min(255, 65536 // (32 * num_warps))

@@ -75,10 +75,11 @@ def scpo_loss_kernel(
         advantage = tl.load(advantages + first + s, there, other=0.0).to(tl.float32)
         # Padding is masked here, before any exponential, and never read.
         valid = t[None, :] < length[:, None]
-        g = (s.to(tl.int64) + first)[:, None]
-        token = tl.load(tokens + g * steps + t[None, :], valid, other=0).to(tl.int32)
+        place = s[:, None] * steps + t[None, :]
+        token = tl.load(tokens + first * steps + place, valid, other=0).to(tl.int32)
         token = tl.minimum(tl.maximum(token, 0), vocabulary - 1)
-        old = tl.load(old_log_probs + g * steps + t[None, :], valid, other=0.0).to(tl.float32)
+        old = tl.load(old_log_probs + first * steps + place, valid, other=0.0).to(tl.float32)
+        g = (s.to(tl.int64) + first)[:, None]
         row = g * logits_g + t[None, :].to(tl.int64) * logits_t
         reference_row = g * reference_g + t[None, :].to(tl.int64) * reference_t
         inside = valid[:, :, None] & (v < vocabulary)[None, None, :]
@@ -153,7 +154,7 @@ def scpo_loss_kernel(
                 held = tl.where(supported, 1.0, 0.0)
                 shift = (kl + tl.sum(p * held, axis=2))[:, :, None]
                 slope += (kl_weight * scale) * p * (difference + held - shift)
-            out = gradient + (g * steps + t[None, :])[:, :, None] * vocabulary + v[None, None, :]
+            out = gradient + first * steps * vocabulary + (place[:, :, None] * vocabulary + v[None, None, :])
             within = (there[:, None] & (t < steps)[None, :])[:, :, None] & (v < vocabulary)[None, None, :]
             tl.store(out, tl.where(inside, slope, 0.0).to(gradient.dtype.element_ty), within)
 

@@ -17,7 +17,8 @@ import torch
 import triton
 from torch import Tensor
 
-from goal_kernels._launch import multiprocessors, on_device_of, within_32_bits
+from goal_kernels import _launch
+from goal_kernels._launch import most_registers, multiprocessors, on_device_of, within_32_bits
 from goal_kernels.scpo_loss._kernels import PARTIALS, scale_kernel, scpo_loss_kernel, scpo_summary_kernel
 from goal_kernels.scpo_loss.eager import ScpoLoss
 
@@ -63,10 +64,14 @@ def scpo_loss_op(
     sequences, steps, vocabulary = logits.shape
     loss, statistics, gradient = _outputs(logits, with_gradient)
     step_tile, vocabulary_tile = triton.next_power_of_2(max(steps, 1)), triton.next_power_of_2(vocabulary)
-    tile = NARROW_TILE if vocabulary_tile <= NARROW else TILE
+    narrow = vocabulary_tile <= NARROW
+    tile = NARROW_TILE if narrow else TILE
     sequence_count = max(1, tile // (step_tile * vocabulary_tile))
     most = PROGRAMS_PER_MULTIPROCESSOR * multiprocessors(logits.device)
     programs = max(1, min(triton.cdiv(sequences, sequence_count), most))
+    warps = min(16, max(4, step_tile * vocabulary_tile // 256))
+    # What ptxas chooses spills for other cards than Hopper
+    registers = most_registers(warps) if narrow and _launch.capability(logits.device) != 90 else None
     with on_device_of(logits):
         logits, reference_logits = within_32_bits(logits, 2), within_32_bits(reference_logits, 2)
         partials = torch.empty(programs, int(PARTIALS.value), dtype=torch.float32, device=logits.device)
@@ -95,7 +100,8 @@ def scpo_loss_op(
             S=sequence_count,
             T=step_tile,
             V=vocabulary_tile,
-            num_warps=min(16, max(4, step_tile * vocabulary_tile // 256)),
+            num_warps=warps,
+            maxnreg=registers,
         )
         scpo_summary_kernel[(1,)](
             partials, loss, statistics, programs, sequences, PER_TOKEN=per_token, BLOCK=256, num_warps=4
