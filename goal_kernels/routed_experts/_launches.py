@@ -7,23 +7,36 @@ from __future__ import annotations
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from goal_kernels._launch import most_registers
 from goal_kernels.routed_experts import _mlp, _router
-from goal_kernels.routed_experts._plan import Plan, dot_type, power, precision, tanh_kind
+from goal_kernels.routed_experts._plan import Plan, aligned, dot_type, power, precision, tanh_kind
 
-ROUTER_ROWS = 64  # tokens a program routes at once
-ROUTER_STEPS = 4
+ROUTER_TOKENS = 256  # of a router program, which takes them in steps
 MAX_ROUTER_PROGRAMS = 4096  # every program of the sort reads the counts of all of them
 
 
 def router_block(tokens: int) -> tuple[int, int]:
-    """Steps a router program takes, and programs."""
-    steps = ROUTER_STEPS
-    while tokens > steps * ROUTER_ROWS * MAX_ROUTER_PROGRAMS:
-        steps *= 2
-    return steps, -(-tokens // (steps * ROUTER_ROWS))
+    """Tokens of a router program, and programs."""
+    block = ROUTER_TOKENS
+    while tokens > block * MAX_ROUTER_PROGRAMS:
+        block *= 2
+    return block, -(-tokens // block)
+
+
+def router_tiles(width: int, dot: tl.dtype, plain: bool) -> dict[str, int]:
+    """Tokens and channels a router takes at once: pinned, by experts (a power of two) and type of its products.
+
+    Many experts, rows that are not `plain` (aligned) and fp32's three products take registers.
+    """
+    if width > 64 or not plain:
+        return {"BM": 16, "BD": 16, "num_warps": 8, "maxnreg": most_registers(8)}
+    if dot == tl.float32:
+        return {"BM": 32, "BD": 32, "num_warps": 4, "maxnreg": most_registers(4)}
+    return {"BM": 64, "BD": 64, "num_warps": 8}
 
 
 def route(
@@ -36,10 +49,11 @@ def route(
 ) -> None:
     """Launch the router and, for the sorted layout, the sort."""
     weights, experts, probabilities = routing
-    steps, programs = router_block(shape.tokens)
+    block, programs = router_block(shape.tokens)
     counts = z.new_empty(programs, shape.experts, dtype=torch.int32)
     sort = dispatch.numel() > 0
-    width = power(shape.experts)
+    width, dot = power(shape.experts), dot_type(z, condition, gate_weight)
+    tiles = router_tiles(width, dot, aligned(shape.channels, condition.shape[1]))
     _router.router_kernel[(programs,)](
         z,
         condition,
@@ -57,14 +71,12 @@ def route(
         *condition.stride(),
         K=shape.k,
         EP=width,
-        BM=ROUTER_ROWS,
-        BD=64 if z.dtype != torch.float32 and width <= 64 else 32,
-        STEPS=steps,
+        STEPS=block // tiles["BM"],
         SORT=sort,
-        DOT=dot_type(z, condition, gate_weight),
+        DOT=dot,
         PRECISION="tf32x3",
-        num_warps=8,
         num_stages=2,
+        **tiles,
     )
     if sort:
         _router.sort_kernel[(programs + shape.experts + 1,)](
@@ -77,8 +89,8 @@ def route(
             shape.experts,
             EP=width,
             TILE=shape.rows,
-            PAIRS=steps * ROUTER_ROWS * shape.k,
-            CHUNK=256,
+            PAIRS=block * shape.k,
+            CHUNK=min(256, 16384 // width),
             BLOCKS=max(1, 1024 // width),
             num_warps=4,
         )
@@ -216,7 +228,7 @@ def grouped_matmul(
         DENSE=shape.dense,
         BM=shape.rows,
         BN=columns,
-        BK=32 if shape.small else 64,
+        BK=shape.depth,
         num_warps=4 if shape.rows < 128 else 8,
         num_stages=2 if shape.small else 3,
         **matrix_options(values),

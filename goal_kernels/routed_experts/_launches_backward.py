@@ -13,7 +13,7 @@ from goal_kernels import _launch
 from goal_kernels._launch import multiprocessors
 from goal_kernels.routed_experts import _mlp, _router
 from goal_kernels.routed_experts._launches import grouped_matmul, matrix_options
-from goal_kernels.routed_experts._plan import ALIGNMENT, Plan, power, precision, tanh_kind
+from goal_kernels.routed_experts._plan import Plan, aligned, power, precision, tanh_kind
 
 # Tokens of one group that one program of the condition's backward adds up; longer groups are summed by torch first.
 LONGEST_GROUP = 1024
@@ -24,9 +24,11 @@ def backward(z, parameters, routing, upstream, upstreams, gradients, activation:
     condition, gate_weight, w1, b1, w2, b2 = parameters
     weights, experts, _, dispatch = routing
     common = {"K": shape.k, "EP": power(shape.experts), "DENSE": shape.dense}
-    unaligned = shape.channels % ALIGNMENT > 0 or shape.hidden % ALIGNMENT > 0
-    older = _launch.capability(z.device) < 90  # 4 warps spill there
-    block = min(32 if shape.small else 128, power(shape.hidden))
+    unaligned = not aligned(shape.channels, shape.hidden)
+    capability = _launch.capability(z.device)
+    older = capability < 90  # 4 warps spill there
+    # Blackwell reads its two accumulators back: 128 columns of both beside the activation and its slope spill
+    block = min(32 if shape.small else 64 if capability >= 100 else 128, power(shape.hidden))
     blocks = triton.cdiv(shape.hidden, block)
     scaled, slopes = (z.new_empty(shape.positions, shape.hidden) for _ in range(2))
     share_gradient = z.new_empty(blocks, shape.positions, dtype=torch.float32)
@@ -57,7 +59,7 @@ def backward(z, parameters, routing, upstream, upstreams, gradients, activation:
         shape.experts,
         BM=shape.rows,
         BH=block,
-        BK=16 if unaligned else min(32 if shape.small else 64, power(shape.channels)),
+        BK=min(shape.depth, power(shape.channels)),
         ACTIVATION=activation,
         TANH=tanh_kind(z.dtype),
         num_warps=4 if shape.rows < 128 and block <= 64 and not unaligned and not older else 8,
@@ -76,8 +78,7 @@ def weight_gradients(by_position, scaled, slopes, share, dispatch, gradients, sh
     largest = 64 if shape.small else 128
     channel_block, hidden_block = min(largest, power(shape.channels)), min(largest, power(shape.hidden))
     programs = 2 * shape.experts * triton.cdiv(shape.channels, channel_block) * triton.cdiv(shape.hidden, hidden_block)
-    step = 32 if shape.small else 64
-    step = min(step, shape.rows)
+    step = min(shape.depth, shape.rows)
     # Few tiles of weights leave most of the card idle: share out the rows, and add the parts up afterwards.
     rows = shape.padded_tokens if shape.dense else shape.positions // shape.experts
     split = 1
@@ -122,12 +123,15 @@ def gate_backward(z, condition, gate_weight, routing, upstreams, expert_parts, g
     weights_upstream, probabilities_upstream = (None if part is None else part.contiguous() for part in upstreams)
     copies, share_gradient = (weights, weights) if expert_parts is None else expert_parts
     groups, condition_channels = condition.shape
-    options = {"EP": power(shape.experts), "DOT": tl.float32, "PRECISION": precision(z.dtype), "num_stages": 2}
-    rows = 64
+    width = power(shape.experts)
+    options = {"EP": width, "DOT": tl.float32, "PRECISION": precision(z.dtype), "num_stages": 2}
+    # Many experts and unaligned rows take registers
+    plain = aligned(shape.channels, condition_channels)
+    rows, depth = 64 if width <= 64 else 16, max(1024 // width, 16) if plain else 16
+    options["num_warps"] = 4 if width <= 32 and plain else 8
     programs = triton.cdiv(shape.tokens, rows)
     logits_gradient = torch.empty_like(probabilities)
     token_parts = probabilities.new_empty(programs, shape.experts, shape.channels)
-    width = gate_weight.shape[1]
     _router.gate_backward_kernel[(programs,)](
         z,
         gate_weight,
@@ -146,7 +150,7 @@ def gate_backward(z, condition, gate_weight, routing, upstreams, expert_parts, g
         shape.positions,
         0 if expert_parts is None else share_gradient.shape[0],
         shape.channels,
-        width,
+        gate_weight.shape[1],
         shape.experts,
         K=shape.k,
         EXPERTS=expert_parts is not None,
@@ -154,15 +158,14 @@ def gate_backward(z, condition, gate_weight, routing, upstreams, expert_parts, g
         WEIGHTS=weights_upstream is not None,
         PROBABILITIES=probabilities_upstream is not None,
         BM=rows,
-        BD=min(16 if shape.channels % ALIGNMENT else 64, power(shape.channels)),
-        num_warps=4 if options["EP"] <= 32 and shape.channels % ALIGNMENT == 0 else 8,
+        BD=min(depth, power(shape.channels)),
         **options,
     )
     members = shape.tokens // groups
     if members > LONGEST_GROUP:
         logits_gradient = logits_gradient.view(groups, members, shape.experts).sum(dim=1)
         members = 1
-    group_rows = 16 if groups <= 2048 else 64
+    group_rows = 16 if groups <= 2048 else rows
     group_programs = triton.cdiv(groups, group_rows)
     condition_parts = probabilities.new_empty(group_programs, shape.experts, condition_channels)
     _router.condition_backward_kernel[(group_programs,)](
@@ -174,16 +177,15 @@ def gate_backward(z, condition, gate_weight, routing, upstreams, expert_parts, g
         groups,
         members,
         condition_channels,
-        width,
+        gate_weight.shape[1],
         shape.experts,
         *condition.stride(),
         BM=group_rows,
-        BD=min(64, power(condition_channels)),
-        num_warps=4,
+        BD=min(depth, power(condition_channels)),
         **options,
     )
     block = 64
-    _router.gate_sum_kernel[(triton.cdiv(shape.experts * width, block),)](
+    _router.gate_sum_kernel[(triton.cdiv(gate_weight.numel(), block),)](
         token_parts,
         condition_parts,
         gradients[2],

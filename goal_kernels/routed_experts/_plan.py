@@ -40,6 +40,7 @@ class Plan:
         fused: forward keeps the hidden layer on the chip.
         small: small tiles of the matmuls: fp32, whose products take three passes, or unaligned rows.
         rows: tokens a tile; every expert's rows are padded to a multiple of it.
+        depth: channels (rows, for the gradients of weights) that a matmul outside the fused experts takes at once.
         padded_tokens: tokens rounded up to `rows` (dense layout: rows of one expert).
         positions: rows of the layout, padding included.
     """
@@ -54,6 +55,7 @@ class Plan:
     fused: bool
     small: bool
     rows: int
+    depth: int
     padded_tokens: int
     positions: int
 
@@ -72,23 +74,31 @@ def plan(
 ) -> Plan:
     """The plan of a shape on a card: a pure function of them, so that forward and backward agree."""
     wide = dtype == torch.float32
-    older = _launch.capability(device) < 90
+    capability = _launch.capability(device)
+    older = capability < 90
     most = FUSED_CHANNELS_BEFORE_HOPPER if older else FUSED_CHANNELS
     if wide:
         most = FUSED_CHANNELS_FP32_SINGLE if tokens <= SINGLE_TOKENS else FUSED_CHANNELS_FP32
-    aligned = channels % ALIGNMENT == 0 and hidden % ALIGNMENT == 0
-    fits = channels <= most and aligned
+    straight = aligned(channels, hidden)
+    fits = channels <= most and straight
     dense = fits and tokens * experts <= DENSE_PAIRS
     # In fp32 many tokens go through two matmuls: with the three products that fp32 takes, the fused expert spills.
     fused = fits and (dense or not wide)
-    small = wide or not aligned
+    small = wide or not straight
     rows = 64 if small or older else 128
+    # fp32's three products and the addresses of unaligned rows take registers: of aligned ones Hopper has enough for 32
+    depth = 64 if not small else 32 if straight and capability == 90 else 16
     if dense and tokens <= 2048:
         rows = 16 if tokens <= 16 else 64
     padded = -(-tokens // rows) * rows
     positions = experts * padded if dense else (-(-tokens * k // rows) + experts) * rows
     single = dense and tokens <= SINGLE_TOKENS
-    return Plan(tokens, channels, hidden, experts, k, dense, single, fused, small, rows, padded, positions)
+    return Plan(tokens, channels, hidden, experts, k, dense, single, fused, small, rows, depth, padded, positions)
+
+
+def aligned(*lengths: int) -> bool:
+    """Whether rows of these lengths start on multiples of `ALIGNMENT`."""
+    return all(length % ALIGNMENT == 0 for length in lengths)
 
 
 def power(value: int, least: int = 16) -> int:

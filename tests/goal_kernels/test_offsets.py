@@ -188,8 +188,7 @@ def test_experts(
 
     assert max(tokens, count * hidden) * channels >= 2**31
     shape = plan(tokens, channels, hidden, count, k, torch.bfloat16, torch.device("meta"))
-    steps, programs = _launches.router_block(tokens)
-    per_program = steps * _launches.ROUTER_ROWS
+    per_program, programs = _launches.router_block(tokens)
     assert programs <= _launches.MAX_ROUTER_PROGRAMS
     loaded = {"experts_of": (-1, count - 1), "dispatch": (-1, shape.positions - 1), "counts": (0, per_program)}
     condition = meta(groups, 24)

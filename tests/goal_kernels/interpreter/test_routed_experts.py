@@ -166,7 +166,7 @@ def test_long_groups_and_conditions_in_strides(monkeypatch: pytest.MonkeyPatch) 
 
 def test_tokens_are_sorted_by_expert_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_plan, "DENSE_PAIRS", 0)
-    monkeypatch.setattr(_launches, "ROUTER_STEPS", 1)  # several router programs
+    monkeypatch.setattr(_launches, "ROUTER_TOKENS", 64)  # several router programs
     tokens, count, k = 200, 5, 2
     tensors = inputs(tokens=tokens, experts=count)
     _, _, experts, _, dispatch = triton.experts_op(*tensors, k, "relu")
