@@ -34,10 +34,14 @@ class CompiledKernel:
     def check(self, *, wgmma: bool = False) -> None:
         """No spills, memory on the chip suffices, and on sm_90 the matrix unit is used if the kernel multiplies."""
         assert self.stack == 0, f"{self.name} spills {self.stack} bytes a thread on sm_{self.capability}"
-        assert self.shared <= SHARED_MEMORY[self.capability], f"{self.name} needs {self.shared} bytes of shared memory"
-        assert self.tensor <= TENSOR_MEMORY, f"{self.name} needs {self.tensor} columns of tensor memory"
+        self.check_memory()
         if wgmma and self.capability == 90:
             assert "wgmma.mma_async" in self.ptx, f"{self.name} does not use wgmma"
+
+    def check_memory(self) -> None:
+        """What it needs on the chip is there; without it a launch fails."""
+        assert self.shared <= SHARED_MEMORY[self.capability], f"{self.name} needs {self.shared} bytes of shared memory"
+        assert self.tensor <= TENSOR_MEMORY, f"{self.name} needs {self.tensor} columns of tensor memory"
 
 
 def resource_usage(cubin: bytes, folder: Path) -> tuple[int, int]:

@@ -67,6 +67,18 @@ def routed_experts(
         (out.sum() + routing.weights.sum() + routing.probabilities.sum()).backward()
 
 
+def route_topk(channels: int, experts: int, dtype: torch.dtype, router: torch.dtype) -> None:
+    from goal_kernels.routed_experts import triton
+
+    shapes = ((4096, channels), (4096, channels), (experts, 2 * channels))
+    arguments = [
+        torch.zeros(shape, dtype=kind, requires_grad=True)
+        for shape, kind in zip(shapes, (dtype, router, router), strict=True)
+    ]
+    routing = triton.route_topk(*arguments, k=2)
+    (routing.weights.sum() + routing.probabilities.sum()).backward()
+
+
 def scpo_loss(steps: int, vocabulary: int, dtype: torch.dtype, kl: str, ratio: str) -> None:
     from goal_kernels.scpo_loss import triton
 
@@ -153,6 +165,7 @@ def test_every_kernel_for_other_cards(compile_launches, monkeypatch, capability)
         (300, 96, 208, 50, 4, "gelu_tanh"),  # sizes that fill no tile, many experts
         (3000, 192, 304, 4, 2, "silu"),  # dense, tiles of 128
         (40000, 128, 512, 4, 2, "gelu"),  # sorted
+        (40000, 64, 64, 4, 2, "gelu"),
         (40000, 112, 80, 30, 3, "relu"),
         (3000, 201, 303, 4, 2, "silu"),  # rows that start anywhere
         (9000, 512, 1024, 4, 2, "gelu_tanh"),  # two matmuls
@@ -168,6 +181,24 @@ def test_every_tile_of_the_experts(compile_launches, dtype, tokens, channels, hi
     rows = plan(tokens, channels, hidden, experts, k, dtype, torch.device("cpu")).rows
     for kernel in compile_launches(launch, EVERY_CARD):
         kernel.check(wgmma=kernel.name in MATMULS and min(rows, channels, hidden) >= 64)
+
+
+@every_tile
+@pytest.mark.parametrize(("channels", "experts"), [(256, 8), (201, 4), (128, 30), (128, 50), (128, 100)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_every_tile_of_the_router(compile_launches, dtype, channels, experts):
+    """Alone, and in fp32 beside tokens in bf16 as under autocast."""
+    for kernel in compile_launches(lambda: route_topk(channels, experts, dtype, torch.float32), EVERY_CARD):
+        kernel.check()
+
+
+@every_tile
+def test_as_many_experts_as_are_supported_fit(compile_launches):
+    """In fp32 some kernels spill at so many, and run."""
+    from goal_kernels.routed_experts._plan import MAX_EXPERTS
+
+    for kernel in compile_launches(lambda: route_topk(128, MAX_EXPERTS, torch.float32, torch.float32), EVERY_CARD):
+        kernel.check_memory()
 
 
 @every_tile
