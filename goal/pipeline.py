@@ -219,10 +219,14 @@ class Run:
 
     @property
     def value_snapshots(self) -> dict[int, dict[str, torch.Tensor]]:
-        """Weights of the values in the course of their training, by step, the last ones included; for the report."""
+        """Weights of the values in the course of their training, by step, the last ones included; for the report.
+
+        A run whose reward model is older than the snapshots has the last ones alone.
+        """
         if not len(self.reward.values):
             return {}
-        kept = {step: load_file(self._snapshot(step)) for step in self._snapshot_steps}
+        paths = {step: self._snapshot(step) for step in self._snapshot_steps}
+        kept = {step: load_file(path) for step, path in paths.items() if path.is_file()}
         return {**kept, self.config.reward.value.steps: self.reward.values.state_dict()}
 
     @torch.no_grad()

@@ -127,6 +127,17 @@ def test_other_settings_in_the_same_folder_are_refused(finished: Path) -> None:
         Run(dataclasses.replace(TINY, roi_target=2.5), finished)
 
 
+def test_a_reward_model_without_snapshots_is_evaluated_all_the_same(finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished, tmp_path / "run")
+    for path in (tmp_path / "run" / "reward").glob("value-*.safetensors"):
+        path.unlink()
+    run = Run.open(tmp_path / "run")
+    run.run_stage("evaluation", again=True)
+    rows = run.read("evaluation.json")["diagnostics"]["promises"]
+    assert {row["step"] for row in rows} == {TINY.reward.value.steps}
+    run.run_stage("report")
+
+
 def test_only_what_is_measured_may_change_later(finished: Path, tmp_path: Path) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(finished, folder)
