@@ -185,22 +185,29 @@ class RewardConfig:
     discount: float = 0.98
     fusion_weight: float = 0.0
     """Weight of the fused objectives (P-Score) in R beside the money terms."""
+    window: int = 64
+    """Events that P-Score and value read, the pending one included, where the past is used: more than the policy does,
+    since averages over many cost little."""
     dimension: int = 64
     """Width of the P-Score."""
     value_dimension: int = 128
     """Width of the value networks."""
-    pscore: LoopConfig = LoopConfig(steps=1200, batch_size=1024, learning_rate=4e-3)
+    pscore: LoopConfig = LoopConfig(steps=1200, batch_size=4096, learning_rate=4e-3)
     value: LoopConfig = LoopConfig(steps=2500, batch_size=1024, learning_rate=2e-3, warmup_steps=100)
     ensemble: int = 2
     """Value networks trained side by side on the same log; the least of their utilities counts."""
     counterfactual: float = 0.5
-    """Share of decisions whose value is learned at another amount than the logged one (`AmountEffects`); only where the
-    past is not used."""
+    """Share of decisions whose value is learned at another amount than the logged one, with the outcome that the
+    P-Score expects of it and what both do to the next features (`AmountEffects`)."""
     target_rate_start: float = 0.06
     """Polyak rate of the target network at the beginning, so that value travels far along an episode; it falls to
     `target_rate` over the first 70% of the steps."""
     target_rate: float = 0.01
     """Polyak rate of the target network at the end, where it averages the noise of single steps."""
+    travel: float = 25.0
+    """Steps of an episode that value travels back over the whole training where the past is used: there the target
+    follows at travel / steps throughout. What is believed of a user errs in ways that last, and a policy that looks
+    further ahead finds more errors than reasons (docs/decisions.md)."""
     grid_size: int = 24
     """Amounts at which values are compared where the log has more distinct amounts than this."""
 
@@ -209,8 +216,10 @@ class RewardConfig:
         _require(self.history in ("auto", "always"), "history", self.history, "'auto' or 'always'")
         _require(0 <= self.discount < 1, "discount", self.discount, "in [0, 1)")
         _require(0 <= self.counterfactual <= 1, "counterfactual", self.counterfactual, "in [0, 1]")
+        _require(self.window >= 1, "window", self.window, "at least 1")
         for name in ("target_rate_start", "target_rate"):
             _require(0 < getattr(self, name) <= 1, name, getattr(self, name), "in (0, 1]")
+        _require(self.travel > 0, "travel", self.travel, "positive")
         _require(self.ensemble >= 1, "ensemble", self.ensemble, "at least 1")
         _require(self.grid_size >= 2, "grid_size", self.grid_size, "at least 2")
 

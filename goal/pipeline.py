@@ -233,7 +233,7 @@ class Run:
     def _candidates(self, reward: RewardModel) -> tuple[float, ...]:
         """Candidate multipliers up to Proposition 1's threshold over a sample of training states."""
         rows = self.data.splits.training
-        windows = self.data.windows(rows[:: max(1, len(rows) // 4096)], self.policy_config.window)
+        windows = self.data.windows(rows[:: max(1, len(rows) // 4096)], reward.window)
         history = windows.batch(np.arange(len(windows))).to(self.device)
         revenue, cost = reward.immediate(reward.pscore.state.pending(history))
         # A cost tower need not be monotone; the threshold asks for ascending costs.
@@ -256,7 +256,7 @@ class Run:
         policy = self.policy("pretrained")
         if not self.reward.pscore.state.uses_history:
             policy.config = dataclasses.replace(policy.config, window=1)
-        windows = self.data.windows(self.data.splits.training, policy.config.window)
+        windows = self.data.windows(self.data.splits.training, max(policy.config.window, self.reward.window))
         states = StateSampler(windows, clock=self.data.clock, horizon=self.data.schema.horizon, device=self.device)
         stage = Scpo(policy, self.reward, states, self.config.scpo)
         self._loop(self.config.scpo.loop, 4).run(stage)

@@ -66,7 +66,7 @@ def allocate(policy: Policy, windows: Windows, multiplier: float) -> np.ndarray:
     device = policy.token_weights.device
     amounts = []
     for indices in np.array_split(np.arange(len(windows)), max(1, -(-len(windows) // BATCH))):
-        history = windows.batch(indices).to(device)
+        history = windows.batch(indices).last(policy.config.window).to(device)
         amounts.append(policy.allocate(history, torch.full((len(history),), multiplier, device=device)).cpu())
     return torch.cat(amounts).numpy()
 
@@ -88,7 +88,7 @@ def predict(run: Run, windows: Windows, amounts: np.ndarray) -> PerUser:
 def estimated_per_user(run: Run, policy: Policy) -> tuple[Callable[[float], PerUser], np.ndarray]:
     """What calibration needs from the log alone: per-user revenue and cost by the reward model, and never paying."""
     data = run.data
-    windows = data.windows(data.splits.calibration, policy.config.window)
+    windows = data.windows(data.splits.calibration, max(policy.config.window, run.reward.window))
     users, index = np.unique(data.log.user_index[windows.rows], return_inverse=True)
     interactions = len(windows) / len(users)
 
@@ -145,6 +145,7 @@ def _evaluate_simulated(run: Run, policy: Policy, parameters: Parameters) -> dic
             **{name: common[name] for name in ("users", "seed", "window", "stride")},
         )  # fmt: skip
     few = {"users": min(settings.users, 500), "seed": seed}
+    seen = None if run.reward.window > 1 else 1
     return {
         "headline": headline,
         "sweep": list(swept.rows),
@@ -157,15 +158,13 @@ def _evaluate_simulated(run: Run, policy: Policy, parameters: Parameters) -> dic
         "experts": _experts(run, policy, multipliers),
         "diagnostics": {
             "reward_calibration": _reward_calibration(run),
-            "ledger": ledger(
-                run.reward, parameters, swept.rows, window=policy.config.window, users=settings.users, seed=seed
-            ),
+            "ledger": ledger(run.reward, parameters, swept.rows, window=seen, users=settings.users, seed=seed),
             "promises": promises(
                 run.reward,
                 run.value_snapshots,
                 parameters,
                 multipliers[:: max(1, (len(multipliers) - 1) // 2)],
-                window=policy.config.window,
+                window=seen,
                 users=min(settings.users, 200),
                 seed=seed,
             ),
@@ -176,7 +175,7 @@ def _evaluate_simulated(run: Run, policy: Policy, parameters: Parameters) -> dic
 def _evaluate_log(run: Run, policy: Policy) -> dict[str, Any]:
     config, data = run.config, run.data
     log, settings = data.log, config.evaluation
-    windows = data.windows(data.splits.test, policy.config.window)
+    windows = data.windows(data.splits.test, max(policy.config.window, run.reward.window))
     # The stream of all users in time order; a user's own order breaks ties.
     order = np.argsort(log.time[windows.rows], kind="stable")
     revenue, cost = log.revenue[windows.rows][order], log.cost[windows.rows][order]
@@ -271,7 +270,7 @@ def _reward_calibration(run: Run, *, bins: int = 10) -> list[dict[str, Any]]:
     data: Data = run.data
     rows = data.splits.calibration if len(data.splits.calibration) else data.splits.training
     rows = rows[:: max(1, len(rows) // 20_000)]
-    windows = data.windows(rows, run.policy_config.window)
+    windows = data.windows(rows, run.reward.window)
     predicted, _ = predict(run, windows, data.log.incentives[rows])
     observed = data.log.revenue[rows]
     groups = np.array_split(np.argsort(predicted, kind="stable"), min(bins, len(rows)))

@@ -40,7 +40,7 @@ def build_reward(
     torch.manual_seed(config.seed)
     settings = config.reward
     pscore = PScore(
-        state_config(shape, settings.dimension),
+        state_config(shape, settings.dimension, window=settings.window),
         data.scaling,
         objectives=data.schema.objectives,
         bins=data.outcome_bins,

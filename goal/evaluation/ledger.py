@@ -6,6 +6,7 @@ Shapes: B windows, G amounts of the grid, n candidates.
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from goal.evaluation import metrics
 from goal.evaluation.rollout import Rollout, rollout_many
 from goal.log import History
-from goal.reward import RewardModel
+from goal.reward import RewardModel, RewardTable
 from goal.simulator import Parameters
 
 
@@ -25,12 +26,14 @@ class ValueGreedy:
 
     Args:
         reward: a trained reward model.
-        window: events to see, the pending one included.
+        window: events to see, the pending one included; None carries the whole past along from step to step, and the
+            object then serves one `rollout_many`, which asks for the same users in the same order at every step.
     """
 
-    def __init__(self, reward: RewardModel, *, window: int) -> None:
+    def __init__(self, reward: RewardModel, *, window: int | None) -> None:
         self.reward = reward
-        self.config = SimpleNamespace(window=window)
+        self.config = SimpleNamespace(window=window or 2)
+        self._carried: deque[torch.Tensor] | None = deque() if window is None else None
         self.expected: dict[float, float] = {}
         """Mean utility-to-go, discounted, that was expected of the first decisions met at each multiplier."""
 
@@ -39,7 +42,7 @@ class ValueGreedy:
         """See `Allocator`."""
         reward = self.reward
         history, multiplier = history.to(reward.grid.device), multiplier.to(reward.grid.device)
-        table = reward.tabulate(history)
+        table = self._table(history)
         utility = table.reward - reward.multipliers * table.cost
         nearest = (multiplier[:, None] - reward.multipliers).abs().argmin(dim=1)
         best = utility.take_along_dim(nearest[:, None, None], dim=2)[..., 0].max(dim=1)
@@ -47,9 +50,27 @@ class ValueGreedy:
             self.expected.setdefault(met, float(best.values[multiplier == met].double().mean()))
         return reward.grid[best.indices].double().cpu()
 
+    def _table(self, history: History) -> RewardTable:
+        if self._carried is None:
+            return self.reward.tabulate(history)
+        state = self.reward.pscore.state
+        carried = state.carry(history)[:, 0]
+        if history.window > 1:
+            event = history.numeric[:, 0], history.categorical[:, 0], history.incentives[:, 0], history.outcomes[:, 0]
+            carried = state.after(self._carried.popleft(), *event)
+        self._carried.append(carried)
+        states = state.of(carried, history.numeric[:, -1], history.categorical[:, -1])
+        return self.reward.table(states, self.reward.clock_of(history))
+
 
 def ledger(
-    reward: RewardModel, parameters: Parameters, rows: Sequence[dict[str, Any]], *, window: int, users: int, seed: int
+    reward: RewardModel,
+    parameters: Parameters,
+    rows: Sequence[dict[str, Any]],
+    *,
+    window: int | None,
+    users: int,
+    seed: int,
 ) -> list[dict[str, float | None]]:
     """Roll the greedy policy of the learned value out and set it beside the policy and the oracle.
 
@@ -57,7 +78,7 @@ def ledger(
         reward: a trained reward model.
         parameters: the environment.
         rows: of a `sweep` of the policy over candidate multipliers, with its oracle.
-        window: events that the greedy policy sees.
+        window: events that the greedy policy sees; None: the whole past.
         users: how many users; those of the sweep, so that luck is shared.
         seed: of the users, likewise.
 
@@ -81,7 +102,7 @@ def promises(
     parameters: Parameters,
     multipliers: Sequence[float],
     *,
-    window: int,
+    window: int | None,
     users: int,
     seed: int,
 ) -> list[dict[str, float]]:
@@ -92,7 +113,7 @@ def promises(
         snapshots: weights of its `values` by the step before which they were taken.
         parameters: the environment.
         multipliers: candidates to look at.
-        window: events that the greedy policy sees.
+        window: events that the greedy policy sees; None: the whole past.
         users: how many users.
         seed: of the users.
 

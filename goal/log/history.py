@@ -56,6 +56,21 @@ class History:
         """Return each window ``repeats`` times in a row, as `(B * repeats, ...)`."""
         return self._each(lambda tensor: tensor.repeat_interleave(repeats, dim=0))
 
+    def last(self, events: int) -> History:
+        """Return the last ``events`` events of each window; shorter ones stay whole, and so does a shorter batch."""
+        if events >= self.window:
+            return self
+        skipped = (self.lengths - events).clamp(min=0)
+        place = skipped[:, None] + torch.arange(events, device=self.device)
+        rows = torch.arange(len(self), device=self.device)[:, None]
+        return History(
+            self.numeric[rows, place],
+            self.categorical[rows, place],
+            self.incentives[rows, place],
+            self.outcomes[rows, place],
+            self.lengths.clamp(max=events),
+        )
+
     def validate(self) -> None:
         """Check shapes, types and values. Reading values waits for a GPU, so call it where data enter, not in a loop.
 

@@ -67,6 +67,11 @@ class RewardModel(nn.Module):
         self.fusion_weight = fusion_weight
         self.clock = clock
 
+    @property
+    def window(self) -> int:
+        """Events that a window should hold, the pending one included; 1 where the past is not used."""
+        return self.pscore.state.window if self.pscore.state.uses_history else 1
+
     def immediate(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Expected revenue and cost of the present decision, each `(S, G)`."""
         revenue = self.pscore.expected(states, self.grid)

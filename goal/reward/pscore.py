@@ -21,6 +21,8 @@ from goal.reward.state import DecisionState
 REVENUE, COST = "revenue", "cost"
 FUSED = "fused"
 LATER = "later"
+LATER_STEPS = 16
+"""Steps ahead whose revenue `PScore.later_loss` foretells."""
 
 
 class AmountTower(nn.Module):
@@ -97,7 +99,7 @@ class PScore(nn.Module):
             self.register_buffer(f"means_{self.positions[name]}", torch.tensor(sizes.means), persistent=False)
         self.towers = nn.ModuleList(towers)
         self.fusion = nn.Sequential(nn.Linear(hidden * len(kinds), hidden), nn.SiLU(), nn.Linear(hidden, 1))
-        self.later = nn.Linear(self.state.size, self.state.context) if self.state.recall is not None else None
+        self.later = nn.Linear(self.state.size, LATER_STEPS) if self.state.recall is not None else None
         self.log_variances = nn.Parameter(torch.zeros(len(kinds) + 1))
 
     @property
@@ -150,7 +152,7 @@ class PScore(nn.Module):
             states: `(B, L, S)` of their events.
         """
         assert self.later is not None
-        steps, device = self.state.context, states.device
+        steps, device = LATER_STEPS, states.device
         revenue = torch.log1p(history.outcomes[..., 0].clamp(min=0) / self.scales[self.positions[REVENUE]])
         following = pad(revenue, (0, steps)).unfold(1, steps, 1)[:, 1:]
         ahead = torch.arange(1, steps + 1, device=device)
@@ -187,6 +189,23 @@ class PScore(nn.Module):
         else:
             expected = self._logits(output).softmax(dim=-1)[..., 1:] @ means
         return expected * torch.exp(output[..., -1].clamp(-15, 15))
+
+    def draw(self, states: torch.Tensor, amounts: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        """Draw what comes in: 0 for no revenue, k for the k-th bin of it, int64 `(B,)` on the CPU.
+
+        Args:
+            states: `(B, S)`.
+            amounts: `(B,)` what is paid.
+            generator: on the CPU.
+        """
+        tower = self._towers[self.positions[REVENUE]]
+        output = tower.output(tower.representation(states[..., : self.state.visible], amounts[:, None])[:, 0])
+        return torch.multinomial(self._logits(output).softmax(dim=-1).cpu(), 1, generator=generator)[:, 0]
+
+    def bin_of(self, revenue: torch.Tensor) -> torch.Tensor:
+        """Where each revenue `(B,)` falls, as `draw` counts."""
+        edges, _ = self._bins(self.positions[REVENUE])
+        return torch.where(revenue > 0, torch.bucketize(revenue, edges.to(revenue.device)) + 1, 0)
 
     def fused(self, states: torch.Tensor, amounts: torch.Tensor) -> torch.Tensor:
         """The fused utility `(B, G)`: the expected sum of the further objectives, each over its scale."""

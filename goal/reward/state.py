@@ -1,8 +1,11 @@
 """The state of a decision as the reward model sees it, for every event of a window at once.
 
-An event's state is what happened before it, summarised by the causal convolution, beside its own features. Nothing of
-the event's incentive or outcome enters, so one pass over a long window gives the state of each of its events: training
-reads whole stretches of a user's log instead of one window a decision.
+An event's state is what happened before it, carried along as averages that fade, beside its own features. Nothing of
+the event's incentive or outcome enters, so one pass over a long window gives the state of each of its events, training
+reads whole stretches of a user's log instead of one window a decision, and what another amount or another outcome would
+have led to is one step on from what is carried (`DecisionState.after`).
+
+Shapes: B windows of L events, S columns of a state, M columns carried.
 """
 
 from __future__ import annotations
@@ -11,22 +14,105 @@ import dataclasses
 
 import torch
 from torch import nn
-from torch.nn.functional import silu
+from torch.nn.functional import pad, silu
 
 from goal.config import PolicyConfig
 from goal.log import FeatureScaling, History
 from goal.model.embedding import EventEmbedding
-from goal.model.encoder import CausalStates
 
 RECALLED = 32
 """Columns of a state for what may matter only later."""
+KEPT = (0.0, 0.5, 0.8, 0.93, 0.98)
+"""Shares of an average that are left after another event; 0 is the last event alone."""
+RECENT = 16
+"""Events that are also kept one by one, in a few columns each: what comes a fixed number of steps late."""
+
+
+class Stocks(nn.Module):
+    """What happened before each event of a window, as averages that fade at several rates ("adstock": Broadbent, "One
+    way TV advertisements work", 1979; here of learned features of an event, in two layers) and the last events.
+
+    The second layer averages features of an event beside the averages before it: whether a response was more than was
+    to be expected shows only there. Averages are linear in what they average, so what one payment more does is told in
+    pasts that the log hardly shows as well; a recurrent unit and a convolution did worse there (docs/decisions.md).
+    """
+
+    kept: torch.Tensor
+
+    def __init__(self, config: PolicyConfig, scaling: FeatureScaling) -> None:
+        super().__init__()
+        dimension = config.dimension
+        self.width = dimension // 2
+        self.recent = self.width // 4
+        """Leading features of an event that are kept one by one."""
+        averages = self.width * len(KEPT)
+        self.parts = (averages, averages, self.recent * RECENT)
+        self.size = sum(self.parts)
+        """M, the columns carried from event to event."""
+        self.embedding = EventEmbedding(config, scaling)
+        self.first = nn.Linear(dimension, self.width)
+        self.second = nn.Linear(dimension + averages, self.width)
+        self.output = nn.Linear(self.size, dimension)
+        self.register_buffer("kept", torch.tensor(KEPT), persistent=False)
+
+    def carry(self, numeric: torch.Tensor, history: History, at: torch.Tensor | None = None) -> torch.Tensor:
+        """What each event finds, `(B, L, M)`, or the events at places `(B,)` alone, `(B, M)`; at first all is 0."""
+        events = self._events(numeric, history.categorical, history.incentives, history.outcomes)
+        age = torch.arange(history.window, device=events.device)
+        age = age[:, None] - 1 - age
+        fading = self.kept[:, None, None] ** age.clamp(min=0) * (1 - self.kept)[:, None, None]
+        fading = fading.where(age >= 0, 0)
+        features = silu(self.first(events))
+        first = torch.einsum("kts,bsw->btkw", fading, features).flatten(2)
+        surprises = silu(self.second(torch.cat([events, first], dim=-1)))
+        # RECENT zeros before the window; the event itself is not in its own past.
+        padded = pad(features[:, :-1, : self.recent], (0, 0, RECENT, 0))
+        if at is None:
+            second = torch.einsum("kts,bsw->btkw", fading, surprises).flatten(2)
+            recent = padded.unfold(1, RECENT, 1).flip(-1).transpose(2, 3).flatten(2)
+            return torch.cat([first, second, recent], dim=-1)
+        rows = torch.arange(len(history), device=events.device)
+        second = (fading[:, at].transpose(0, 1) @ surprises).flatten(1)
+        before = at[:, None] + torch.arange(RECENT, device=events.device).flip(0)
+        return torch.cat([first[rows, at], second, padded[rows[:, None], before].flatten(1)], dim=-1)
+
+    def after(
+        self,
+        carried: torch.Tensor,
+        numeric: torch.Tensor,
+        categorical: torch.Tensor,
+        incentives: torch.Tensor,
+        outcomes: torch.Tensor,
+    ) -> torch.Tensor:
+        """What the next event finds `(B, M)`, from what an event found `(B, M)`, was and brought."""
+        events = self._events(numeric, categorical, incentives, outcomes)
+        first, second, recent = carried.split(self.parts, dim=-1)
+        kept = self.kept[:, None]
+
+        def average(before: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+            faded = kept * before.unflatten(-1, (len(KEPT), self.width))
+            return (faded + (1 - kept) * features[:, None]).flatten(1)
+
+        features = silu(self.first(events))
+        second = average(second, silu(self.second(torch.cat([events, first], dim=-1))))
+        recent = torch.cat([features[:, : self.recent], recent[:, : -self.recent]], dim=-1)
+        return torch.cat([average(first, features), second, recent], dim=-1)
+
+    def read(self, carried: torch.Tensor) -> torch.Tensor:
+        """Carried columns `(..., M)` as `(..., D)`."""
+        return silu(self.output(carried))
+
+    def _events(
+        self, numeric: torch.Tensor, categorical: torch.Tensor, incentives: torch.Tensor, outcomes: torch.Tensor
+    ) -> torch.Tensor:
+        return self.embedding.state(numeric, categorical) + self.embedding.past(incentives, outcomes)
 
 
 class DecisionState(nn.Module):
     """States of the events of a window.
 
     Args:
-        config: the policy's shape; features, convolution and width are taken from it.
+        config: from `state_config`; features, width and window are taken from it.
         scaling: measured on the training rows.
         clock: numeric feature that only tells how much of an episode has passed. It is hidden here: what a user does is
             taken to depend on their history and not on the calendar of the episode, so that states rarely seen late (or
@@ -35,84 +121,105 @@ class DecisionState(nn.Module):
 
     def __init__(self, config: PolicyConfig, scaling: FeatureScaling, *, clock: int | None) -> None:
         super().__init__()
-        self.embedding = EventEmbedding(config, scaling)
-        self.causal = CausalStates(config)
-        self.empty = nn.Parameter(torch.zeros(config.dimension))
+        self.stocks = Stocks(config, scaling)
         self.output = nn.Linear(2 * config.dimension, config.dimension)
+        self.unknown = nn.Parameter(torch.zeros(config.dimension))
+        """Stands for a past that is not looked at; a new user's is empty, which is another thing."""
         self.clock = clock
         self.register_buffer("uses_history", torch.tensor(config.window > 1))
         self.visible = config.dimension + config.numeric_features
         """Leading columns of a state: all that tells of the present response."""
-        reach = 1 + (config.kernel_size - 1) * sum(config.dilations) if config.convolution else 1
-        self.context = min(reach, config.window - 1)
-        """Past events that reach a state."""
-        self.recall = Recall(config, scaling) if self.context else None
-        self.size = self.visible + (RECALLED if self.context else 0)
-        """Width of a state."""
+        self.window = config.window
+        """Events that a window should hold, the pending one included."""
+        recalled = dataclasses.replace(config, dimension=RECALLED)
+        self.recall = Stocks(recalled, scaling) if config.window > 1 else None
+        self.size = self.visible + (RECALLED if config.window > 1 else 0)
+        """Width S of a state."""
 
     uses_history: torch.Tensor
     """False once the log has shown that past events tell nothing beyond the features; see `PScoreStage.finish`."""
 
+    @property
+    def _carriers(self) -> list[Stocks]:
+        if not self.uses_history:
+            return []
+        return [self.stocks] if self.recall is None else [self.stocks, self.recall]
+
     def forward(self, history: History, *, forget: torch.Tensor | None = None) -> torch.Tensor:
-        """States `(B, L, size)`: position t holds the state of event t as if it were pending.
+        """States `(B, L, S)`: position t holds the state of event t as if it were pending.
 
         Args:
             history: B windows.
             forget: `(B,)` bool, windows whose events are encoded without what happened before them; None: none.
         """
-        numeric = history.numeric
+        return self.of(self.carry(history), history.numeric, history.categorical, forget=forget)
+
+    def pending(self, history: History) -> torch.Tensor:
+        """States `(B, S)` of the pending events."""
+        rows, last = torch.arange(len(history), device=history.device), history.lengths - 1
+        carried = self.carry(history, at=last)
+        return self.of(carried, history.numeric[rows, last], history.categorical[rows, last])
+
+    def carry(self, history: History, at: torch.Tensor | None = None) -> torch.Tensor:
+        """What each event finds of its past, `(B, L, M)`, or the events at places `(B,)` alone, `(B, M)`.
+
+        M is 0 where the past is not used.
+        """
+        numeric = self._without_clock(history.numeric)
+        nothing = numeric.new_zeros(*(numeric.shape[:2] if at is None else at.shape), 0)
+        return torch.cat([nothing, *(each.carry(numeric, history, at) for each in self._carriers)], dim=-1)
+
+    def after(
+        self,
+        carried: torch.Tensor,
+        numeric: torch.Tensor,
+        categorical: torch.Tensor,
+        incentives: torch.Tensor,
+        outcomes: torch.Tensor,
+    ) -> torch.Tensor:
+        """What the event after each of B decisions finds of its past, `(B, M)`.
+
+        Args:
+            carried: `(B, M)` what the decisions found.
+            numeric: `(B, F)` their features.
+            categorical: `(B, C)` likewise.
+            incentives: `(B,)` what is paid.
+            outcomes: `(B, O)` what comes of it: the revenue, then the further objectives.
+        """
+        event = self._without_clock(numeric), categorical, incentives, outcomes
+        parts = carried.split([each.size for each in self._carriers], dim=-1) if self._carriers else ()
+        moved = (each.after(part, *event) for each, part in zip(self._carriers, parts, strict=True))
+        return torch.cat([carried[:, :0], *moved], dim=-1)
+
+    def of(
+        self,
+        carried: torch.Tensor,
+        numeric: torch.Tensor,
+        categorical: torch.Tensor,
+        *,
+        forget: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """States `(..., S)` of decisions: what they find of their past `(..., M)`, and their features."""
+        numeric = self._without_clock(numeric)
+        features = self.stocks.embedding.state(numeric, categorical)
+        before, recalled = self.unknown.expand_as(features), features.new_zeros(*features.shape[:-1], RECALLED)
+        if self.uses_history:
+            before = self.stocks.read(carried[..., : self.stocks.size])
+            if forget is not None:
+                before = torch.where(forget[:, None, None], self.unknown, before)
+            if self.recall is not None:
+                recalled = self.recall.read(carried[..., self.stocks.size :])
+        mixed = silu(self.output(torch.cat([before, features], dim=-1)))
+        parts = [mixed, self.stocks.embedding.state.scaled(numeric)]
+        return torch.cat(parts if self.recall is None else [*parts, recalled], dim=-1)
+
+    def _without_clock(self, numeric: torch.Tensor) -> torch.Tensor:
         if self.clock is not None:
             numeric = numeric.clone()
             numeric[..., self.clock] = torch.nan
-        features = self.embedding.state(numeric, history.categorical)
-        before = self.empty.expand_as(features)
-        if self.uses_history:
-            past = features + self.embedding.past(history.incentives, history.outcomes)
-            before = torch.cat([before[:, :1], self.causal(past)[:, :-1]], dim=1)
-            if forget is not None:
-                before = torch.where(forget[:, None, None], self.empty, before)
-        mixed = silu(self.output(torch.cat([before, features], dim=-1)))
-        parts = [mixed, self.embedding.state.scaled(numeric)]
-        if self.recall is not None:
-            nothing = features.new_zeros(*features.shape[:-1], RECALLED)
-            parts.append(self.recall(numeric, history) if self.uses_history else nothing)
-        return torch.cat(parts, dim=-1)
-
-    def pending(self, history: History) -> torch.Tensor:
-        """States `(B, size)` of the pending events."""
-        last = (history.lengths - 1)[:, None, None].expand(-1, 1, self.size)
-        return self(history).gather(1, last)[:, 0]
+        return numeric
 
 
-class Recall(nn.Module):
-    """What happened before each event and may matter only later, `(B, L, RECALLED)`; an encoder of its own."""
-
-    def __init__(self, config: PolicyConfig, scaling: FeatureScaling) -> None:
-        super().__init__()
-        config = dataclasses.replace(config, dimension=RECALLED, heads=1)
-        self.embedding = EventEmbedding(config, scaling)
-        self.causal = CausalStates(config)
-        self.empty = nn.Parameter(torch.zeros(RECALLED))
-
-    def forward(self, numeric: torch.Tensor, history: History) -> torch.Tensor:
-        """Encode the events before each of a window; ``numeric`` stands in for the window's own."""
-        past = self.embedding.state(numeric, history.categorical)
-        past = past + self.embedding.past(history.incentives, history.outcomes)
-        return torch.cat([self.empty.expand_as(past[:, :1]), self.causal(past)[:, :-1]], dim=1)
-
-
-def state_config(config: PolicyConfig, dimension: int) -> PolicyConfig:
-    """Return the policy's config at another width, with as many dilations as a window of the policy can feed."""
-    reach, dilations = 1, []
-    for dilation in config.dilations if config.convolution else ():
-        reach += (config.kernel_size - 1) * dilation
-        if reach <= config.window - 1:
-            dilations.append(dilation)
-    return dataclasses.replace(
-        config,
-        dimension=dimension,
-        heads=1,
-        convolution=bool(dilations),
-        dilations=tuple(dilations),
-        convolution_activation="linear",
-    )
+def state_config(config: PolicyConfig, dimension: int, *, window: int) -> PolicyConfig:
+    """Return the policy's config at another width and with another window."""
+    return dataclasses.replace(config, dimension=dimension, heads=1, window=window)

@@ -1,6 +1,6 @@
-"""What the amount of one event does to the features of the next.
+"""What the amount of one event and what it brought do to the features of the next.
 
-Shapes: N decisions, F numeric features, C categorical features, B of the decisions.
+Shapes: N decisions, F numeric features, C categorical features, O outcomes (revenue first), B of the decisions.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ MOST_ROWS = 200_000
 
 
 class AmountEffects:
-    """Next features had another amount been paid: the logged ones, moved by the amount's average effect.
+    """Next features had another amount been paid and other outcomes come in: the logged ones, moved by average effects.
 
-    Each next feature is regressed on the present ones (linear and squared), the amount, its logarithm and the amount
-    times each feature; what the regression leaves over stays as it was logged (additive noise; Lu et al.,
-    "Sample-efficient reinforcement learning via counterfactual-based data augmentation", 2020). Moved features stay
-    within the range of the logged ones, missing ones stay missing, categorical ones stay as they are. The effect is
-    causal as far as the features hold whatever the amounts were chosen by.
+    Each next feature is regressed on the present ones (linear and squared), the amount, its logarithm, the amount times
+    each feature, each outcome and whether it is above 0; what the regression leaves over stays as it was logged
+    (additive noise; Lu et al., "Sample-efficient reinforcement learning via counterfactual-based data augmentation",
+    2020). Moved features stay within the range of the logged ones, missing ones stay missing, categorical ones stay as
+    they are. The effect is causal as far as the features hold whatever the amounts were chosen by.
 
     Args:
         log: the log.
@@ -35,34 +35,38 @@ class AmountEffects:
         sample = followed[:: max(1, len(followed) // MOST_ROWS)]
         present, following = log.numeric[rows[sample]], log.numeric[next_rows[sample]].astype(np.float64)
         amounts = log.incentives[rows[sample]]
+        brought = log.outcomes[rows[sample]]
         self._scale = max(float(amounts.mean()), 1e-12)
+        self._outcome_scale = np.maximum(np.abs(brought).mean(axis=0), 1e-12)
         known = np.where(np.isfinite(present), present, np.nan)
         some = np.isfinite(present).any(axis=0)
         columns = np.where(some, known, 0.0)
         self._centre, self._spread = np.nanmean(columns, axis=0), np.nanstd(columns, axis=0) + 1e-12
         self._low, self._high = np.nanmin(columns, axis=0), np.nanmax(columns, axis=0)
-        state, paid = self._standardised(present), self._features_of_amount(present, amounts)
-        design = np.concatenate([np.ones((len(sample), 1)), state, state**2, paid], axis=1)
-        self.effect = np.zeros((paid.shape[1], present.shape[1]))
-        """What each feature of the amount adds to each next feature, `(2 + F, F)`."""
+        state, done = self._standardised(present), self._features_of_event(present, amounts, brought)
+        design = np.concatenate([np.ones((len(sample), 1)), state, state**2, done], axis=1)
+        self.effect = np.zeros((done.shape[1], present.shape[1]))
+        """What each feature of amount and outcomes adds to each next feature, `(2 + F + 2 O, F)`."""
         for feature, column in enumerate(following.T):
             there = np.isfinite(column)
             if there.sum() > 2 * design.shape[1]:
                 weights = np.linalg.lstsq(design[there], column[there], rcond=None)[0]
-                self.effect[:, feature] = weights[-paid.shape[1] :]
+                self.effect[:, feature] = weights[-done.shape[1] :]
 
-    def next_features(self, indices: torch.Tensor, amounts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def next_features(
+        self, indices: torch.Tensor, amounts: torch.Tensor, outcomes: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Numeric `(B, F)` and categorical `(B, C)` features of the event after each decision.
 
         Args:
             indices: `(B,)` of the decisions, in [0, N).
             amounts: `(B,)` that are paid instead of the logged ones.
+            outcomes: `(B, O)` that come in instead of the logged ones.
         """
         rows, next_rows = self.rows[indices.numpy()], self.next_rows[indices.numpy()]
         present, following = self.log.numeric[rows], self.log.numeric[next_rows]
-        change = self._features_of_amount(present, amounts.numpy()) - self._features_of_amount(
-            present, self.log.incentives[rows]
-        )
+        logged = self._features_of_event(present, self.log.incentives[rows], self.log.outcomes[rows])
+        change = self._features_of_event(present, amounts.numpy(), outcomes.numpy()) - logged
         moved = following + (change @ self.effect).astype(np.float32)
         # What was logged may lie outside the sample's range and stays where it is.
         low, high = np.fmin(self._low, following), np.fmax(self._high, following)
@@ -72,6 +76,7 @@ class AmountEffects:
     def _standardised(self, present: np.ndarray) -> np.ndarray:
         return np.nan_to_num((present - self._centre) / self._spread, posinf=0.0, neginf=0.0)
 
-    def _features_of_amount(self, present: np.ndarray, amounts: np.ndarray) -> np.ndarray:
+    def _features_of_event(self, present: np.ndarray, amounts: np.ndarray, outcomes: np.ndarray) -> np.ndarray:
         relative = (amounts / self._scale)[:, None]
-        return np.concatenate([relative, np.log1p(relative), relative * self._standardised(present)], axis=1)
+        paid = [relative, np.log1p(relative), relative * self._standardised(present)]
+        return np.concatenate([*paid, outcomes / self._outcome_scale, outcomes > 0], axis=1)

@@ -18,6 +18,9 @@ from goal.reward.pscore import COST, LATER, REVENUE
 
 SEGMENT = 64
 """Decisions learned from in one stretch of a user's log."""
+CONTEXT = 16
+"""Events before a stretch that are read along with it."""
+HALF_MAX = torch.finfo(torch.float16).max
 HELD_OUT = 20
 """One user in this many is kept back, to tell whether the past helps to predict; one of all where there are fewer."""
 GROUPS = 50
@@ -61,6 +64,11 @@ class Segments:
         return inside.flatten().nonzero()[:, 0], rows[inside], history
 
 
+def context_of(pscore: PScore) -> int:
+    """Events to read before a stretch."""
+    return min(CONTEXT, pscore.state.window - 1)
+
+
 def labels_of(log: InteractionLog, rows: torch.Tensor, pscore: PScore) -> dict[str, torch.Tensor]:
     """Outcomes `(B,)` of rows by objective, in their own units."""
     index = rows.numpy()
@@ -83,7 +91,7 @@ class PScoreStage:
         self.module = pscore.train()
         self.pscore = pscore
         self.log = log
-        self.segments = Segments(log, rows, context=pscore.state.context)
+        self.segments = Segments(log, rows, context=context_of(pscore))
         users = np.unique(log.user_index[self.segments.windows.rows], return_inverse=True)[1]
         every = min(HELD_OUT, int(users[-1]) + 1)
         is_held_out = torch.from_numpy((users % every == every - 1) & (every > 1))
@@ -135,20 +143,22 @@ class PScoreStage:
             return math.nan
         gain = torch.stack(gains)
         evidence = float(gain.mean() / (gain.std() / len(gain) ** 0.5).clamp(min=1e-12))
-        self.pscore.state.uses_history.fill_(evidence > EVIDENCE and self.pscore.state.context > 0)
+        self.pscore.state.uses_history.fill_(evidence > EVIDENCE and self.pscore.state.window > 1)
         return evidence
 
 
 @torch.no_grad()
-def encode_states(pscore: PScore, log: InteractionLog, rows: np.ndarray) -> torch.Tensor:
-    """States `(len(rows), S)` of training rows, by whole stretches of the log."""
-    segments = Segments(log, rows, context=pscore.state.context)
-    states = torch.empty(len(rows), pscore.state.size)
+def carried_by(pscore: PScore, log: InteractionLog, rows: np.ndarray) -> torch.Tensor:
+    """What training rows find of their past, `(len(rows), M)` in half precision, by whole stretches of the log."""
+    segments = Segments(log, rows, context=context_of(pscore))
+    device, carried = pscore.scales.device, None
     place_of_row = torch.full((log.events,), -1, dtype=torch.int64)
     place_of_row[torch.from_numpy(rows)] = torch.arange(len(rows))
-    device = pscore.scales.device
-    for indices in torch.arange(len(segments)).split(512):
+    for indices in torch.arange(len(segments)).split(256):
         positions, found, history = segments.batch(indices)
-        encoded = pscore.state(history.to(device)).flatten(0, 1)[positions.to(device)]
-        states[place_of_row[found]] = encoded.cpu()
-    return states
+        part = pscore.state.carry(history.to(device)).flatten(0, 1)
+        if carried is None:
+            carried = torch.empty(len(rows), part.shape[1], dtype=torch.float16)
+        carried[place_of_row[found]] = part[positions.to(device)].cpu().clamp(-HALF_MAX, HALF_MAX).half()
+    assert carried is not None
+    return carried

@@ -139,9 +139,13 @@ class Scpo:
             return end
         return start * (max(end, NO_KL) / start) ** (2 * progress)
 
+    def _seen(self, history: History) -> History:
+        """What the policy sees of a window; the reward model may read more."""
+        return history.last(self.policy.config.window)
+
     def _logits(self, policy: Policy, history: History, tokens: torch.Tensor) -> torch.Tensor:
         """Logits `(S * n, m, T, V)`; the convolution runs once a state, not once a multiplier."""
-        count = len(self.multipliers)
+        count, history = len(self.multipliers), self._seen(history)
         states = policy.causal_states(history).repeat_interleave(count, dim=0)
         lengths = history.lengths.repeat_interleave(count)
         memory = policy.remember(states, lengths, self.multipliers.repeat(len(history)))
@@ -193,7 +197,7 @@ class Scpo:
             # mu, the mixture over the multipliers: each candidate's multiplier is drawn afresh.
             chosen = torch.randint(count, (states, config.group_size), generator=generator).to(history.device)
             generated = self.policy.generate(
-                history.repeat_interleave(config.group_size), self.multipliers[chosen.flatten()],
+                self._seen(history).repeat_interleave(config.group_size), self.multipliers[chosen.flatten()],
                 samples=1, greedy=False, generator=self._device_generator(generator),
             )  # fmt: skip
             tokens = generated.tokens[:, 0].unflatten(0, (states, config.group_size)).repeat_interleave(count, dim=0)
@@ -201,7 +205,7 @@ class Scpo:
             amounts = generated.amounts[:, 0].unflatten(0, (states, 1, config.group_size)).expand(-1, count, -1)
             return tokens, lengths, amounts
         generated = self.policy.generate(
-            history.repeat_interleave(count), self.multipliers.repeat(states),
+            self._seen(history).repeat_interleave(count), self.multipliers.repeat(states),
             samples=config.group_size, greedy=False, generator=self._device_generator(generator),
         )  # fmt: skip
         return generated.tokens, generated.lengths, generated.amounts.unflatten(0, (states, count))

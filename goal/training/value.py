@@ -17,13 +17,13 @@ from torch import nn
 
 from goal.config import RewardConfig
 from goal.errors import ConfigurationError
-from goal.log import History, InteractionLog, Windows
+from goal.log import InteractionLog, Windows
 from goal.reward import LongHorizonValue, RewardModel
 from goal.training.effects import AmountEffects
-from goal.training.pscore import encode_states
+from goal.training.pscore import carried_by
 
 SLOWING = 0.7
-"""Share of the steps over which the target networks slow down."""
+"""Share of the steps over which the target networks slow down, where the past is not used."""
 
 
 def balance(log: InteractionLog, rows: np.ndarray, *, leave_out: int | None = None, cells: int = 20) -> np.ndarray:
@@ -63,9 +63,11 @@ class ValueStage:
     end of an episode ends it. Without a horizon the log's last event of a user has no successor and is left out: the
     sum bootstraps.
 
-    Where the past is not used, a share of the decisions is learned at another amount than the logged one, with next
-    features moved by what the amount does to them (see `AmountEffects`): a policy pays in states where the logged
-    behaviour never did so, and a network alone would extrapolate there.
+    A share of the decisions is learned at another amount than the logged one: what comes in is then drawn from the
+    P-Score, the past is carried on over that event (`DecisionState.after`) and the next features are moved by what
+    amount and outcome do to them (see `AmountEffects`). A policy pays in states where the logged behaviour never did
+    so, and a network alone would extrapolate there: a past in which the same amount was always paid tells that it will
+    be paid again, and of no other.
 
     Args:
         reward: holds the frozen P-Score and the value networks to train.
@@ -95,24 +97,28 @@ class ValueStage:
                 "reward.horizon='long': no decision of the log is followed by another of its user; take 'immediate'"
             )
         self.going_on = torch.from_numpy(~is_last[keep]).to(torch.float32)
-        states = encode_states(reward.pscore, log, rows)
-        self.states = states[keep]
-        self.amounts = torch.from_numpy(log.incentives[rows[keep]]).to(torch.float32)
-        self.cumulative = torch.from_numpy(balance(log, rows[keep], leave_out=reward.clock)).cumsum(0)
-        self.next_states = states[successors[keep]]
-        self.effects = None
-        if config.counterfactual and not reward.pscore.state.uses_history:
-            self.effects = AmountEffects(log, rows[keep], found.row[keep])
+        self.log, self.rows = log, rows[keep]
+        self.carried = carried_by(reward.pscore, log, rows)[keep]
+        self.cumulative = torch.from_numpy(balance(log, self.rows, leave_out=reward.clock)).cumsum(0)
+        self.effects = AmountEffects(log, self.rows, found.row[keep])
+        self._index_outcomes()
         self._set_scales()
-        self.rate = config.target_rate_start
+        self.rate = self._rate(0.0)
         targets = copy.deepcopy(reward.values).requires_grad_(False)
         self.targets = cast(list[LongHorizonValue], list(targets))
         self.module = nn.ModuleDict({"online": reward.values, "target": targets})
 
+    def _index_outcomes(self) -> None:
+        """Sort the decisions by what came in: `by_revenue[first[k] : first[k + 1]]` brought revenue of the k-th bin."""
+        revenue = torch.from_numpy(self.log.outcomes[self.rows, 0])
+        self.by_revenue = revenue.argsort(stable=True)
+        bins = self.reward.pscore.bin_of(revenue[self.by_revenue])
+        self.first = torch.searchsorted(bins, torch.arange(int(bins[-1]) + 2))
+
     @torch.no_grad()
     def _set_scales(self) -> None:
-        sample = self.next_states[:: max(1, len(self.next_states) // 10_000)].to(self.reward.grid.device)
         reward = self.reward
+        sample = self._states(torch.arange(0, len(self.rows), max(1, len(self.rows) // 10_000)))
         revenue, cost = reward.immediate(sample)
         if reward.clock is not None and self.horizon is not None:
             reward.baseline.copy_(revenue[:, 0].mean())
@@ -124,6 +130,14 @@ class ValueStage:
         for value in self.values:
             value.scale.copy_(best.abs().mean(dim=0).clamp(min=least) * steps)
             value.cost_scale.copy_(cost.amax(dim=1).mean().clamp(min=1e-6) * steps)
+
+    def _rate(self, progress: float) -> float:
+        """Polyak rate of the target networks."""
+        config = self.config
+        if self.reward.pscore.state.uses_history:
+            return min(1.0, config.travel / config.value.steps)
+        start, end = config.target_rate_start, config.target_rate
+        return start * (end / start) ** min(1.0, progress / SLOWING)
 
     @torch.no_grad()
     def after_step(self) -> None:
@@ -147,11 +161,10 @@ class ValueStage:
     ) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
         """One batch for all value networks, one loss."""
         size, reward = self.config.value.batch_size, self.reward
-        start, end = self.config.target_rate_start, self.config.target_rate
-        self.rate = start * (end / start) ** min(1.0, progress / SLOWING)
+        self.rate = self._rate(progress)
         device = reward.grid.device
         place = torch.rand(size, generator=generator, dtype=torch.float64) * self.cumulative[-1]
-        indices = torch.searchsorted(self.cumulative, place).clamp(max=len(self.states) - 1)
+        indices = torch.searchsorted(self.cumulative, place).clamp(max=len(self.rows) - 1)
         clock = next_clock = None
         going_on = self.going_on[indices]
         if reward.clock is not None and self.horizon is not None:
@@ -159,8 +172,9 @@ class ValueStage:
             clock = (step / self.horizon).to(device)
             next_clock = ((step + 1) / self.horizon).to(device)
             going_on = (step + 1 < self.horizon).to(torch.float32)
-        amounts, next_states = self._transitions(indices, generator)
-        states, amounts = self.states[indices].to(device), amounts[:, None].to(device)
+        states = self._states(indices)
+        amounts, next_states = self._transitions(indices, states, generator)
+        amounts = amounts[:, None]
         targets = self.target(next_states, next_clock, going_on.to(device))
         baseline = reward.baseline_to_go(clock)[..., 0]
         loss = torch.zeros((), device=device)
@@ -174,20 +188,41 @@ class ValueStage:
         metrics = {"utility_to_go": utility[:, 0].mean(), "utility_to_go_strict": utility[:, -1].mean()}
         yield loss, {**metrics, "cost_to_go": cost[:, 0].mean()}
 
+    def _found(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """What decisions find: of their past `(B, M)`, and their numeric `(B, F)` and categorical `(B, C)` features."""
+        rows, device = self.rows[indices.numpy()], self.reward.grid.device
+        numeric, categorical = torch.from_numpy(self.log.numeric[rows]), torch.from_numpy(self.log.categorical[rows])
+        return self.carried[indices].float().to(device), numeric.to(device), categorical.to(device)
+
     @torch.no_grad()
-    def _transitions(self, indices: torch.Tensor, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    def _states(self, indices: torch.Tensor) -> torch.Tensor:
+        """States `(B, S)` of decisions."""
+        return self.reward.pscore.state.of(*self._found(indices))
+
+    @torch.no_grad()
+    def _transitions(
+        self, indices: torch.Tensor, states: torch.Tensor, generator: torch.Generator
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Amounts `(B,)` and the next states `(B, S)` they lead to, as logged or at another amount of the grid."""
-        amounts, device = self.amounts[indices], self.reward.grid.device
-        if self.effects is None:
-            return amounts, self.next_states[indices].to(device)
+        pscore, device, rows = self.reward.pscore, self.reward.grid.device, self.rows[indices.numpy()]
+        amounts = torch.from_numpy(self.log.incentives[rows]).to(torch.float32)
         others = self.reward.grid.cpu()[torch.randint(len(self.reward.grid), amounts.shape, generator=generator)]
         moved = torch.rand(amounts.shape, generator=generator) < self.config.counterfactual
         amounts = torch.where(moved, others, amounts)
-        numeric, categorical = self.effects.next_features(indices, amounts)
-        one = torch.ones(len(indices), dtype=torch.int64)
-        nothing = torch.zeros(len(indices), 1)
-        history = History(numeric[:, None], categorical[:, None], nothing, nothing[..., None], one)
-        return amounts, self.reward.pscore.state.pending(history.to(device))
+        drawn = self._outcomes(pscore.draw(states, amounts.to(device), generator), generator)
+        outcomes = torch.where(moved[:, None], drawn, torch.from_numpy(self.log.outcomes[rows]))
+        following = (part.to(device) for part in self.effects.next_features(indices, amounts, outcomes))
+        amounts = amounts.to(device)
+        carried = pscore.state.after(*self._found(indices), amounts, outcomes.to(device))
+        return amounts, pscore.state.of(carried, *following)
+
+    def _outcomes(self, bins: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        """Outcomes `(B, O)` of logged decisions, each at random among those whose revenue fell in the same bin."""
+        bins = bins.clamp(max=len(self.first) - 2)
+        count = self.first[bins + 1] - self.first[bins]
+        place = self.first[bins] + (torch.rand(len(bins), generator=generator) * count).long()
+        chosen = self.by_revenue[place.clamp(max=len(self.rows) - 1)]
+        return torch.from_numpy(self.log.outcomes[self.rows[chosen.numpy()]])
 
     @torch.no_grad()
     def target(

@@ -51,9 +51,9 @@ def settings(environment: Path) -> RunConfig:
             dimension=32,
             value_dimension=64,
             pscore=LoopConfig(steps=400, batch_size=512, learning_rate=4e-3),
-            value=LoopConfig(steps=500, batch_size=512, learning_rate=4e-3),
+            value=LoopConfig(steps=800, batch_size=512, learning_rate=4e-3),
         ),
-        scpo=ScpoConfig(loop=LoopConfig(steps=120, batch_size=96, learning_rate=4e-3, log_every=10), pool=4),
+        scpo=ScpoConfig(loop=LoopConfig(steps=180, batch_size=96, learning_rate=4e-3, log_every=10), pool=4),
     )
 
 
@@ -182,7 +182,7 @@ def test_an_effect_that_comes_late_is_seen_by_the_convolution_alone(window: int)
         value=LoopConfig(steps=1000, batch_size=512, learning_rate=4e-3),
     )
     torch.manual_seed(0)
-    pscore = PScore(state_config(config, 32), data.scaling, bins=data.outcome_bins)
+    pscore = PScore(state_config(config, 32, window=config.window), data.scaling, bins=data.outcome_bins)
     stage = PScoreStage(pscore, log, data.splits.training, settings)
     Loop(settings.pscore).run(stage)
     stage.finish()
@@ -190,7 +190,11 @@ def test_an_effect_that_comes_late_is_seen_by_the_convolution_alone(window: int)
     multipliers = torch.tensor([0.0, 1.0, 3.0, 6.0])
     values = [
         LongHorizonValue(
-            pscore.state.size, data.scaling, multipliers=tuple(multipliers.tolist()), hidden=64, horizon=None
+            pscore.state.size,
+            data.scaling,
+            multipliers=tuple(multipliers.tolist()),
+            hidden=64,
+            horizon=None,
         )
         for _ in range(2)
     ]

@@ -12,9 +12,10 @@ import torch
 from goal import IncentiveTokenizer, Policy, PolicyConfig
 from goal.config import LoopConfig, ScpoConfig
 from goal.data import Data
-from goal.evaluation import ValueGreedy, ledger, promises, sweep
+from goal.evaluation import ValueGreedy, ledger, promises, rollout_many, sweep
 from goal.log import History, Splits
-from goal.reward import RewardModel, RewardTable
+from goal.reward import PScore, RewardModel, RewardTable
+from goal.reward.state import state_config
 from goal.simulator import Parameters, preset, simulate
 from goal.training import Loop, Scpo, StateSampler
 
@@ -140,3 +141,26 @@ def test_scpo_on_the_exact_value_reaches_the_oracle() -> None:
         value, oracle = row["value"], row["oracle_value"]
         assert value is not None and oracle is not None
         assert value >= 0.97 * oracle, row
+
+
+def test_the_past_carried_along_is_the_whole_past() -> None:
+    parameters = dataclasses.replace(preset("population"), horizon=12)
+    log = simulate(parameters, users=30, seed=2)
+    nothing = np.zeros(0, dtype=np.int64)
+    data = Data(log, Splits(np.arange(log.events), nothing, nothing), parameters, 0)
+    shape = PolicyConfig(vocabulary=(1.0,), numeric_features=2, outcomes=2, heads=1)
+    torch.manual_seed(0)
+    pscore = PScore(state_config(shape, 16, window=64), data.scaling, objectives=log.schema.objectives,
+                    clock=data.clock)  # fmt: skip
+    with torch.no_grad():  # far from linear, so that the best amount depends on the past
+        for weight in pscore.parameters():
+            weight.mul_(3)
+    reward = RewardModel(pscore, [], grid=torch.from_numpy(data.grid(24)), multipliers=torch.tensor(MULTIPLIERS),
+                         discount=0.98, cost_rate=0.0002)  # fmt: skip
+    by_window, carried = (
+        rollout_many(ValueGreedy(reward, window=window), parameters, MULTIPLIERS, users=20, seed=3, batch_rows=32)
+        for window in (64, None)
+    )
+    for expected, made in zip(by_window, carried, strict=True):
+        np.testing.assert_array_equal(made.amounts, expected.amounts)
+    assert len(np.unique(np.stack([made.amounts for made in carried]))) > 3

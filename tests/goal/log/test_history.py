@@ -33,6 +33,19 @@ def test_select_repeat_and_move() -> None:
     batch.select(slice(0, 0)).validate()
 
 
+@pytest.mark.parametrize("events", [1, 2, 3, 4, 9])
+def test_last_events_are_those_of_a_shorter_window(events: int) -> None:
+    log = make_log()
+    longest = np.argmax(np.diff(log.offsets))
+    rows = log.offsets[longest] + np.array([0, 1, 5])
+    cut, expected = (Windows(log, rows, length=length).batch(np.arange(3)) for length in (4, min(events, 4)))
+    cut = cut.last(events)
+    cut.validate()
+    for field in dataclasses.fields(History):
+        pair = getattr(cut, field.name), getattr(expected, field.name)
+        torch.testing.assert_close(*pair, rtol=0, atol=0, equal_nan=True)
+
+
 def test_missing_features_are_legal() -> None:
     batch = history()
     batch.numeric[2, 1, 0] = torch.nan

@@ -41,9 +41,8 @@ def with_numeric(log: InteractionLog, numeric: np.ndarray) -> InteractionLog:
 def test_the_logged_amount_leads_to_the_logged_features(log: InteractionLog) -> None:
     effects, next_rows = effects_of(log)
     indices = np.flatnonzero(next_rows >= 0)
-    numeric, categorical = effects.next_features(
-        torch.from_numpy(indices), torch.from_numpy(log.incentives[indices].astype(np.float32))
-    )
+    logged = (log.incentives[indices].astype(np.float32), log.outcomes[indices])
+    numeric, categorical = effects.next_features(torch.from_numpy(indices), *map(torch.from_numpy, logged))
     np.testing.assert_allclose(numeric, log.numeric[next_rows[indices]], atol=1e-6)
     assert np.array_equal(categorical, log.categorical[next_rows[indices]])
 
@@ -52,11 +51,23 @@ def test_the_logged_amount_leads_to_the_logged_features(log: InteractionLog) -> 
 def test_fatigue_under_another_amount_is_the_simulators(log: InteractionLog, amount: float) -> None:
     effects, next_rows = effects_of(log)
     indices = np.flatnonzero(next_rows >= 0)
-    numeric, _ = effects.next_features(torch.from_numpy(indices), torch.full((len(indices),), amount))
+    numeric, _ = effects.next_features(
+        torch.from_numpy(indices), torch.full((len(indices),), amount), torch.from_numpy(log.outcomes[indices])
+    )
     fatigue = log.numeric[indices, 0]
     expected = PARAMETERS.rho * fatigue + PARAMETERS.eta * amount
     largest = log.numeric[:, 0].max()
     np.testing.assert_allclose(numeric[:, 0], np.minimum(expected, largest), atol=1e-3)
+
+
+def test_another_outcome_leads_to_its_features(log: InteractionLog) -> None:
+    effects, next_rows = effects_of(log)
+    indices = np.flatnonzero(next_rows >= 0)
+    other = torch.from_numpy(log.outcomes[indices[::-1].copy()])
+    numeric, _ = effects.next_features(torch.from_numpy(indices), torch.from_numpy(log.incentives[indices]), other)
+    assert log.schema.numeric[1] == "previous_engagement"
+    np.testing.assert_allclose(numeric[:, 1], other[:, 1], atol=1e-3)
+    np.testing.assert_allclose(numeric[:, 0], log.numeric[next_rows[indices], 0], atol=1e-3)
 
 
 def test_a_feature_that_amounts_do_not_touch_stays(log: InteractionLog) -> None:
@@ -64,7 +75,8 @@ def test_a_feature_that_amounts_do_not_touch_stays(log: InteractionLog) -> None:
     numeric[:, 0] = np.random.default_rng(0).normal(size=log.events)
     effects, next_rows = effects_of(with_numeric(log, numeric))
     indices = np.flatnonzero(next_rows >= 0)
-    moved, _ = effects.next_features(torch.from_numpy(indices), torch.zeros(len(indices)))
+    outcomes = torch.from_numpy(log.outcomes[indices])
+    moved, _ = effects.next_features(torch.from_numpy(indices), torch.zeros(len(indices)), outcomes)
     assert float((moved[:, 0] - torch.from_numpy(numeric[next_rows[indices], 0]).float()).abs().mean()) < 0.1
 
 
@@ -74,12 +86,13 @@ def test_missing_features_stay_missing_and_harm_no_other(log: InteractionLog) ->
     numeric[missing, 1] = np.nan
     effects, next_rows = effects_of(with_numeric(log, numeric))
     indices = np.flatnonzero(next_rows >= 0)
-    moved, _ = effects.next_features(torch.from_numpy(indices), torch.full((len(indices),), 5.0))
+    outcomes = torch.from_numpy(log.outcomes[indices])
+    moved, _ = effects.next_features(torch.from_numpy(indices), torch.full((len(indices),), 5.0), outcomes)
     assert np.array_equal(moved[:, 1].isnan().numpy(), missing[next_rows[indices]])
     expected = PARAMETERS.rho * log.numeric[indices, 0] + PARAMETERS.eta * 5
     np.testing.assert_allclose(moved[:, 0], np.minimum(expected, log.numeric[:, 0].max()), atol=1e-2)
     empty, following = effects_of(with_numeric(log, np.full_like(log.numeric, np.nan)))
-    moved, _ = empty.next_features(torch.from_numpy(np.flatnonzero(following >= 0)[:5]), torch.ones(5))
+    moved, _ = empty.next_features(torch.from_numpy(np.flatnonzero(following >= 0)[:5]), torch.ones(5), outcomes[:5])
     assert moved.isnan().all()
 
 
@@ -93,12 +106,14 @@ def test_value_of_amounts_that_the_log_never_shows_in_such_states(
         """Revenue falls with fatigue alone, so the value of an amount is what its fatigue costs later."""
 
         def expected(self, states, amounts, name="revenue"):
-            fatigue = states[:, -3] * self.state.embedding.state.std[0] + self.state.embedding.state.mean[0]
+            fatigue = (
+                states[:, -3] * self.state.stocks.embedding.state.std[0] + self.state.stocks.embedding.state.mean[0]
+            )
             return (10 - fatigue)[:, None].expand(-1, len(amounts))
 
     torch.manual_seed(0)
     scaling = FeatureScaling.fit(log, rows)
-    config = state_config(tiny_config(data, tokenizer, window=1), 16)
+    config = state_config(tiny_config(data, tokenizer), 16, window=1)
     pscore = Known(config, scaling, objectives=log.schema.objectives, clock=data.clock)
     horizon = PARAMETERS.horizon
     value = LongHorizonValue(pscore.state.size, scaling, multipliers=(0.0,), hidden=32, horizon=horizon)

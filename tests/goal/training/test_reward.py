@@ -18,7 +18,7 @@ from goal.reward.bins import MOST_BINS, Bins
 from goal.reward.state import DecisionState, state_config
 from goal.simulator import preset, simulate
 from goal.training import Loop, PScoreStage, ValueStage
-from goal.training.pscore import Segments, encode_states
+from goal.training.pscore import CONTEXT, SEGMENT, Segments, carried_by
 from goal.training.value import balance
 
 from .conftest import tiny_config
@@ -26,7 +26,7 @@ from .conftest import tiny_config
 
 def make_pscore(data: Data, tokenizer) -> PScore:
     torch.manual_seed(0)
-    config = state_config(tiny_config(data, tokenizer, window=8), 16)
+    config = state_config(tiny_config(data, tokenizer), 16, window=32)
     return PScore(config, data.scaling, objectives=data.schema.objectives, clock=data.clock)
 
 
@@ -37,13 +37,74 @@ def test_segments_hold_every_row_once(data: Data) -> None:
     assert torch.equal(found.sort().values, torch.from_numpy(rows))
 
 
-def test_states_of_a_stretch_are_those_of_windows(data: Data, tokenizer) -> None:
+def test_what_a_stretch_carries_is_what_windows_do(data: Data, tokenizer) -> None:
+    """The last decision of a stretch has all of it before it; its window is as long."""
     pscore = make_pscore(data, tokenizer).eval()
-    states = encode_states(pscore, data.log, data.splits.training)
-    windows = data.windows(data.splits.training, pscore.state.context + 1)
+    carried = carried_by(pscore, data.log, data.splits.training)
+    windows = Segments(data.log, data.splits.training, context=CONTEXT).windows
+    assert windows.length == CONTEXT + SEGMENT
+    history = windows.batch(np.arange(len(windows)))
     with torch.no_grad():
-        by_window = pscore.state.pending(windows.batch(np.arange(0, 4000, 13)))
-    torch.testing.assert_close(states[::13], by_window, rtol=1e-4, atol=1e-5)
+        by_window = pscore.state.carry(history)[torch.arange(len(history)), history.lengths - 1]
+    torch.testing.assert_close(carried[torch.from_numpy(windows.rows)].float(), by_window, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("window", [1, 32])
+def test_one_event_on_is_what_the_next_event_finds(window: int, data: Data, tokenizer) -> None:
+    torch.manual_seed(0)
+    state = DecisionState(state_config(tiny_config(data, tokenizer), 16, window=window), data.scaling, clock=data.clock)
+    history = data.windows(np.array([7, 160]), 8).batch(np.arange(2))
+    with torch.no_grad():
+        carried = state.carry(history)
+        event = (
+            column[:, 6] for column in (history.numeric, history.categorical, history.incentives, history.outcomes)
+        )
+        after = state.after(carried[:, 6], *event)
+        torch.testing.assert_close(after, carried[:, 7])
+        pending = state.of(after, history.numeric[:, 7], history.categorical[:, 7])
+        torch.testing.assert_close(pending, state.pending(history))
+    assert (carried.shape[-1] == 0) is (window == 1)
+
+
+def test_a_new_user_is_not_one_whose_past_is_left_out(data: Data, tokenizer) -> None:
+    state = make_pscore(data, tokenizer).state.eval()
+    torch.nn.init.ones_(state.unknown)
+    history = data.windows(np.array([0, 50]), 1).batch(np.arange(2))
+    with torch.no_grad():
+        left_out, as_it_is = (state(history, forget=torch.full((2,), forget)) for forget in (True, False))
+    assert (left_out != as_it_is).any(dim=-1).all()
+
+
+def test_a_state_knows_its_whole_past_and_nothing_else(data: Data, tokenizer) -> None:
+    state = make_pscore(data, tokenizer).state.eval()
+    history = data.windows(np.array([60, 250]), 12).batch(np.arange(2))
+    with torch.no_grad():
+        states = state(history)
+        for place in range(11):
+            changed = dataclasses.replace(history, incentives=history.incentives.clone())
+            changed.incentives[:, place] += 1
+            moved = (state(changed) - states).abs().amax(dim=-1)
+            assert (moved[:, : place + 1] == 0).all() and (moved[:, place + 1 :] > 0).all()
+
+
+def test_outcomes_are_drawn_as_the_pscore_expects_them(data: Data, tokenizer) -> None:
+    pscore = make_pscore(data, tokenizer).eval()
+    config = RewardConfig(counterfactual=1.0)
+    value = LongHorizonValue(pscore.state.size, data.scaling, multipliers=(1.0,), hidden=8, horizon=100)
+    reward = RewardModel(pscore, [value], grid=torch.arange(11.0), multipliers=torch.tensor([1.0]), discount=0.9,
+                         cost_rate=1.0, clock=data.clock)  # fmt: skip
+    stage = ValueStage(reward, data.log, data.splits.training, config, horizon=100)
+    generator = torch.Generator().manual_seed(0)
+    states = stage._states(torch.arange(40))
+    amounts = torch.full((40,), 5.0)
+    with torch.no_grad():
+        drawn = torch.stack([stage._outcomes(pscore.draw(states, amounts, generator), generator) for _ in range(2000)])
+        tower = pscore.towers[0]
+        chance = torch.sigmoid(tower.output(tower.representation(states[:, : pscore.state.visible], amounts[:, None])))
+    occurred = drawn[..., 0] > 0
+    assert torch.equal(occurred, drawn[..., 1] > 0), "outcomes of one decision belong together"
+    assert set(drawn[..., 0].unique().tolist()) <= set(data.log.outcomes[:, 0].tolist())
+    torch.testing.assert_close(occurred.float().mean(dim=0), chance[:, 0, 0], rtol=0, atol=0.05)
 
 
 def test_pscore_learns_the_response(data: Data, tokenizer) -> None:
@@ -51,7 +112,7 @@ def test_pscore_learns_the_response(data: Data, tokenizer) -> None:
     rows = np.arange(log.events)
     larger = Data(log, data.splits, data.parameters, 0)
     torch.manual_seed(0)
-    config = state_config(tiny_config(data, tokenizer), 32)
+    config = state_config(tiny_config(data, tokenizer), 32, window=32)
     pscore = PScore(config, FeatureScaling.fit(log, rows), objectives=log.schema.objectives, clock=larger.clock)
     settings = RewardConfig(pscore=LoopConfig(steps=250, batch_size=1024, learning_rate=5e-3))
     Loop(settings.pscore).run(PScoreStage(pscore, log, rows, settings))
@@ -73,7 +134,7 @@ def fitted(log, *, clock: str | None) -> tuple[PScore, float]:
     config = PolicyConfig(
         vocabulary=(1.0,), numeric_features=log.numeric.shape[1], outcomes=2, heads=1, dilations=(1, 2)
     )
-    pscore = PScore(state_config(config, 24), larger.scaling, objectives=log.schema.objectives,
+    pscore = PScore(state_config(config, 24, window=32), larger.scaling, objectives=log.schema.objectives,
                     clock=None if clock is None else log.schema.numeric.index(clock))  # fmt: skip
     settings = RewardConfig(pscore=LoopConfig(steps=250, batch_size=1024, learning_rate=5e-3))
     stage = PScoreStage(pscore, log, rows, settings)
@@ -111,14 +172,12 @@ def test_rare_decisions_weigh_more(data: Data) -> None:
     assert moved[3] == 1.0 and np.abs(np.delete(moved - weights, 3)).max() < 0.5
 
 
-@pytest.mark.parametrize(("window", "context"), [(16, 7), (8, 7), (7, 3), (4, 3), (2, 1), (1, 0)])
-def test_no_state_needs_more_past_than_a_window_holds(window: int, context: int, data: Data, tokenizer) -> None:
-    torch.manual_seed(0)
-    state = DecisionState(state_config(tiny_config(data, tokenizer, window=window), 16), data.scaling, clock=None)
-    assert state.context == context and bool(state.uses_history) is (window > 1)
-    windows = [data.windows(np.array([60, 250]), length).batch(np.arange(2)) for length in (window, 40)]
+def test_without_a_window_there_is_no_past(data: Data, tokenizer) -> None:
+    state = DecisionState(state_config(tiny_config(data, tokenizer), 16, window=1), data.scaling, clock=None)
+    assert state.window == 1 and state.recall is None and not state.uses_history
+    windows = [data.windows(np.array([60, 250]), length).batch(np.arange(2)) for length in (1, 40)]
     with torch.no_grad():
-        torch.testing.assert_close(*(state.pending(history) for history in windows), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(*(state.pending(history) for history in windows))
 
 
 def test_without_a_clock_an_episode_ends_where_the_log_says(data: Data, tokenizer) -> None:
@@ -126,12 +185,16 @@ def test_without_a_clock_an_episode_ends_where_the_log_says(data: Data, tokenize
     rows = data.splits.training
     for clock, expected in ((None, len(rows)), (data.clock, len(rows) - 40)):
         value = LongHorizonValue(
-            pscore.state.size, data.scaling, multipliers=(1.0,), hidden=8, horizon=None if clock is None else 100
+            pscore.state.size,
+            data.scaling,
+            multipliers=(1.0,),
+            hidden=8,
+            horizon=None if clock is None else 100,
         )
         reward = RewardModel(pscore, [value], grid=torch.arange(11.0), multipliers=torch.tensor([1.0]), discount=0.9,
                              cost_rate=1.0, clock=clock)  # fmt: skip
         stage = ValueStage(reward, data.log, rows, RewardConfig(), horizon=100)
-        assert len(stage.states) == expected  # with a clock the 40 last events have no successor and teach nothing
+        assert len(stage.rows) == expected  # with a clock the 40 last events have no successor and teach nothing
         assert int((stage.going_on == 0).sum()) == (40 if clock is None else 0)
 
 
@@ -153,25 +216,27 @@ def test_value_of_a_world_without_fatigue_is_the_myopic_optimum_times_what_is_le
             return (4 * torch.sqrt(amounts)).expand(len(states), -1)
 
     torch.manual_seed(0)
-    pscore = Known(state_config(tiny_config(data, tokenizer), 16), data.scaling, objectives=data.schema.objectives,
-                   clock=data.clock)  # fmt: skip
+    config = state_config(tiny_config(data, tokenizer), 16, window=32)
+    pscore = Known(config, data.scaling, objectives=data.schema.objectives, clock=data.clock)
     multipliers = torch.tensor([0.5, 1.0, 2.0])
     values = [
         LongHorizonValue(
-            pscore.state.size, data.scaling, multipliers=tuple(multipliers.tolist()), hidden=32, horizon=100
+            pscore.state.size,
+            data.scaling,
+            multipliers=tuple(multipliers.tolist()),
+            hidden=32,
+            horizon=100,
         )
         for _ in range(2)
     ]
     reward = RewardModel(pscore, values, grid=torch.arange(11.0), multipliers=multipliers, discount=0.9, cost_rate=1.0,
                          clock=data.clock)  # fmt: skip
-    config = RewardConfig(
-        discount=0.9, target_rate=0.05, value=LoopConfig(steps=1500, batch_size=512, learning_rate=5e-3)
-    )
+    config = RewardConfig(discount=0.9, travel=75.0, value=LoopConfig(steps=1500, batch_size=512, learning_rate=5e-3))
     stage = ValueStage(reward, data.log, data.splits.training, config, horizon=100)
     Loop(config.value).run(stage)
     stage.finish()
     best = (4 * reward.grid.sqrt()[:, None] - multipliers * reward.grid[:, None]).max(dim=0).values
-    windows = data.windows(data.splits.training[40:60], 4)
+    windows = data.windows(data.splits.training[40:60], 64)
     with torch.no_grad():
         states = pscore.state.pending(windows.batch(np.arange(20)))
         for step in (10, 90, 95):
