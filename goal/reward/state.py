@@ -33,8 +33,8 @@ class Stocks(nn.Module):
     way TV advertisements work", 1979; here of learned features of an event, in two layers) and the last events.
 
     The second layer averages features of an event beside the averages before it: whether a response was more than was
-    to be expected shows only there. Averages are linear in what they average, so what one payment more does is told in
-    pasts that the log hardly shows as well; a recurrent unit and a convolution did worse there (docs/decisions.md).
+    to be expected shows only there. Averages are linear in what they average, and one event more is one step on. The last
+    events tell what comes a fixed number of steps late. docs/decisions.md has what else was tried.
     """
 
     kept: torch.Tensor
