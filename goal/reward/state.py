@@ -33,8 +33,8 @@ class Stocks(nn.Module):
     way TV advertisements work", 1979; here of learned features of an event, in two layers) and the last events.
 
     The second layer averages features of an event beside the averages before it: whether a response was more than was
-    to be expected shows only there. Averages are linear in what they average, and one event more is one step on. The last
-    events tell what comes a fixed number of steps late. docs/decisions.md has what else was tried.
+    to be expected shows only there. Averages are linear in what they average, and one event more is one step on. The
+    last events tell what comes a fixed number of steps late. docs/decisions.md has what else was tried.
     """
 
     kept: torch.Tensor
@@ -42,8 +42,8 @@ class Stocks(nn.Module):
     def __init__(self, config: PolicyConfig, scaling: FeatureScaling) -> None:
         super().__init__()
         dimension = config.dimension
-        self.width = dimension // 2
-        self.recent = self.width // 4
+        self.width = max(1, dimension // 2)
+        self.recent = max(1, self.width // 4)
         """Leading features of an event that are kept one by one."""
         averages = self.width * len(KEPT)
         self.parts = (averages, averages, self.recent * RECENT)
