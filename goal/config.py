@@ -192,7 +192,7 @@ class RewardConfig:
     """Width of the P-Score."""
     value_dimension: int = 128
     """Width of the value networks."""
-    pscore: LoopConfig = LoopConfig(steps=1200, batch_size=4096, learning_rate=4e-3)
+    pscore: LoopConfig = LoopConfig(steps=1200, batch_size=2048, learning_rate=4e-3)
     value: LoopConfig = LoopConfig(steps=2500, batch_size=1024, learning_rate=2e-3, warmup_steps=100)
     ensemble: int = 2
     """Value networks trained side by side on the same log; the least of their utilities counts."""
@@ -384,6 +384,11 @@ def effort(level: Literal["default", "thorough"], *, simulated: bool = True) -> 
         config,
         effort="thorough",
         pretraining=PretrainingConfig(loop=longer(config.pretraining.loop, 2)),
-        reward=replace(reward, pscore=longer(reward.pscore, 2), value=longer(reward.value, 3)),
+        # More passes over the log than these would fit its noise.
+        reward=replace(
+            reward,
+            pscore=replace(reward.pscore, batch_size=2 * reward.pscore.batch_size),
+            value=longer(reward.value, 3),
+        ),
         scpo=replace(scpo, loop=longer(scpo.loop, 3)),
     )
