@@ -28,6 +28,10 @@ RECENT = 16
 """Events that are also kept one by one, in a few columns each: what comes a fixed number of steps late."""
 
 
+Event = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+"""Numeric and categorical features, incentives and outcomes of B events."""
+
+
 class Stocks(nn.Module):
     """What happened before each event of a window, as averages that fade at several rates ("adstock": Broadbent, "One
     way TV advertisements work", 1979; here of learned features of an event, in two layers) and the last events.
@@ -76,16 +80,9 @@ class Stocks(nn.Module):
         before = at[:, None] + torch.arange(RECENT, device=events.device).flip(0)
         return torch.cat([first[rows, at], second, padded[rows[:, None], before].flatten(1)], dim=-1)
 
-    def after(
-        self,
-        carried: torch.Tensor,
-        numeric: torch.Tensor,
-        categorical: torch.Tensor,
-        incentives: torch.Tensor,
-        outcomes: torch.Tensor,
-    ) -> torch.Tensor:
+    def after(self, carried: torch.Tensor, event: Event) -> torch.Tensor:
         """What the next event finds `(B, M)`, from what an event found `(B, M)`, was and brought."""
-        events = self._events(numeric, categorical, incentives, outcomes)
+        events = self._events(*event)
         first, second, recent = carried.split(self.parts, dim=-1)
         kept = self.kept[:, None]
 
@@ -188,7 +185,7 @@ class DecisionState(nn.Module):
         """
         event = self._without_clock(numeric), categorical, incentives, outcomes
         parts = carried.split([each.size for each in self._carriers], dim=-1) if self._carriers else ()
-        moved = (each.after(part, *event) for each, part in zip(self._carriers, parts, strict=True))
+        moved = (each.after(part, event) for each, part in zip(self._carriers, parts, strict=True))
         return torch.cat([carried[:, :0], *moved], dim=-1)
 
     def of(

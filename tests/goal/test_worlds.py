@@ -172,7 +172,7 @@ def late_log(users: int, steps: int) -> InteractionLog:
 
 
 @pytest.mark.parametrize("window", [16, 1])
-def test_an_effect_that_comes_late_is_seen_by_the_convolution_alone(window: int) -> None:
+def test_an_effect_that_comes_late_is_seen_in_the_past_alone(window: int) -> None:
     log = late_log(400, 60)
     nothing = np.zeros(0, dtype=np.int64)
     data = Data(log, Splits(np.arange(log.events), nothing, nothing), None, 0)
