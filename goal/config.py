@@ -290,15 +290,16 @@ class ConstraintConfig:
 class EvaluationConfig:
     """Rollouts and metrics."""
 
-    users: int = 2000
+    users: int | None = None
+    """Fresh users of each multiplier; None: 2,000, or 1,000 where they differ and the optimum is solved for each."""
     rvr_window: int = 1000
     """Interactions of one window of the ROI violation rate."""
     rvr_stride: int | None = None
     """Interactions from one window to the next; None: a quarter of the window."""
 
     def __post_init__(self) -> None:
-        for name in ("users", "rvr_window"):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        _require(self.rvr_window >= 1, "rvr_window", self.rvr_window, "at least 1")
+        _require(self.users is None or self.users >= 1, "users", self.users, "None or at least 1")
         _require(self.rvr_stride is None or self.rvr_stride >= 1, "rvr_stride", self.rvr_stride, "None or at least 1")
 
     def window(self, interactions: int) -> int:

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 PerUser = tuple[np.ndarray, np.ndarray]
 BATCH = 2048
+FEW_USERS = 500
+"""Users, at most, on which what takes long is set side by side: frontiers, and the policy against its own value."""
 
 
 def simulated_per_user(
@@ -119,10 +121,11 @@ def sweep_multipliers(run: Run) -> list[float]:
 def _evaluate_simulated(run: Run, policy: Policy, parameters: Parameters) -> dict[str, Any]:
     config = run.config
     settings = config.evaluation
-    seed, interactions = seed_of(config.seed, TEST_STREAM), settings.users * parameters.horizon
+    users = settings.users or (2000 if parameters.users_alike else 1000)
+    seed, interactions = seed_of(config.seed, TEST_STREAM), users * parameters.horizon
     multipliers = sweep_multipliers(run)
     common = {
-        "users": settings.users, "seed": seed, "roi_target": config.roi_target,
+        "users": users, "seed": seed, "roi_target": config.roi_target,
         "window": settings.window(interactions), "stride": settings.stride(interactions),
     }  # fmt: skip
     swept = sweep(policy, parameters, multipliers, **common)
@@ -134,7 +137,7 @@ def _evaluate_simulated(run: Run, policy: Policy, parameters: Parameters) -> dic
     best = best_revenue(parameters, config.roi_target) if bounded else None
     headline = {
         **_headline(run, row, calibration, interactions),
-        "users": settings.users,
+        "users": users,
         "never_pay_rev": chosen.never_pay_rev,
     }
     if best is not None:
@@ -144,7 +147,8 @@ def _evaluate_simulated(run: Run, policy: Policy, parameters: Parameters) -> dic
             parameters, row["roi"], target=config.roi_target,
             **{name: common[name] for name in ("users", "seed", "window", "stride")},
         )  # fmt: skip
-    few = {"users": min(settings.users, 500), "seed": seed}
+    few = {"users": min(users, FEW_USERS), "seed": seed}
+    compared = sweep(policy, parameters, multipliers, **{**common, **few, "window": min(users, FEW_USERS)})
     seen = None if run.reward.window > 1 else 1
     return {
         "headline": headline,
@@ -158,14 +162,14 @@ def _evaluate_simulated(run: Run, policy: Policy, parameters: Parameters) -> dic
         "experts": _experts(run, policy, multipliers),
         "diagnostics": {
             "reward_calibration": _reward_calibration(run),
-            "ledger": ledger(run.reward, parameters, swept.rows, window=seen, users=settings.users, seed=seed),
+            "ledger": ledger(run.reward, parameters, compared.rows, window=seen, **few),
             "promises": promises(
                 run.reward,
                 run.value_snapshots,
                 parameters,
                 multipliers[:: max(1, (len(multipliers) - 1) // 2)],
                 window=seen,
-                users=min(settings.users, 200),
+                users=min(users, 200),
                 seed=seed,
             ),
         },

@@ -17,13 +17,15 @@ from goal.errors import ConfigurationError
 from goal.log import History
 from goal.model import Policy
 from goal.model.tree import TokenTree, with_start
-from goal.reward import RewardModel
+from goal.reward import RewardModel, RewardTable
 from goal.training.states import StateSampler
 from goal_kernels import group_advantage, scpo_loss
 
-MOST_TOKENS = 32_768
+MOST_TOKENS = 16_384
 """Tokens that encoder and decoder read in one scoring of the exact rollout's pool, at most, and twice those of an
 update: long windows and many amounts of many tokens would make a step last minutes."""
+JUDGED = 3
+"""Multipliers, drawn afresh each time, under which the states of a pool are judged."""
 NO_KL = 1e-4
 """A geometric fall never gets to 0; a weight of 0 is approached by way of this one."""
 
@@ -38,6 +40,8 @@ class Rollout(NamedTuple):
     """`(S * n, m, T)` ids up to EOS."""
     lengths: torch.Tensor
     """`(S * n, m)`, EOS counted."""
+    logits: torch.Tensor
+    """`(S * n, m, T, V)` under the weights that took the candidates; the first update differentiates them."""
     old_log_probs: torch.Tensor
     """`(S * n, m, T)`."""
     reference_logits: torch.Tensor
@@ -92,41 +96,38 @@ class Scpo:
     ) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
         """One rollout, then a loss for each update on it."""
         count = max(1, min(round(self.config.loop.batch_size / len(self.multipliers)), self.most_states // 2))
-        rollout = self.rollout(self.draw(count, generator), generator)
+        history, table = self.draw(count, generator)
+        rollout = self.rollout(history, generator, table=table)
         kl_weight = self.kl_weight(progress)
-        for _ in range(self.config.updates_per_rollout):
-            yield self.loss(rollout, kl_weight=kl_weight)
+        for update in range(self.config.updates_per_rollout):
+            yield self.loss(rollout, kl_weight=kl_weight, logits=None if update else rollout.logits)
 
     @torch.no_grad()
-    def draw(self, count: int, generator: torch.Generator) -> History:
-        """Draw states, those where the policy still loses most first (exact rollout only).
+    def draw(self, count: int, generator: torch.Generator) -> tuple[History, RewardTable]:
+        """Draw states with their rewards, those where the policy still loses most first (exact rollout only).
 
         The log's behaviour rarely meets the states that a good policy lives in, and a policy that is right in the
         common ones can be wrong in those for long. From `pool` times as many states (or as `MOST_TOKENS` allow), half
-        of the chance goes by the expected loss against the best amount, each multiplier's relative to its mean, and
-        half is uniform.
+        of the chance goes by the expected loss against the best amount under a few of the multipliers, each one's
+        relative to its mean, and half is uniform.
         """
         pool = min(self.config.pool * count, self.most_states)
-        if self.source != "exact" or pool <= count:
-            return self.states.draw(count, generator)
-        history = self.states.draw(pool, generator)
+        history = self.states.draw(count if self.source != "exact" else max(count, pool), generator)
+        table = self.reward.tabulate(history)
+        if len(history) == count:
+            return history, table
+        some = torch.randperm(len(self.multipliers), generator=generator)[:JUDGED].to(history.device)
         tokens, lengths, amounts = self._candidates(history, generator)
-        log_pi, _ = self._log_probs(history, tokens, lengths)
-        value = self.reward.at(self.reward.tabulate(history), amounts)
-        utility = value.reward - self.multipliers[:, None] * value.cost
+        groups = (torch.arange(pool, device=history.device)[:, None] * len(self.multipliers) + some).flatten()
+        logits = self._logits(self.policy, history, with_start(tokens[groups]), self.multipliers[some])
+        log_pi, _ = log_probs(logits, tokens[groups], lengths[groups])
+        value = self.reward.at(table, amounts)
+        utility = (value.reward - self.multipliers[:, None] * value.cost)[:, some]
         loss = utility.amax(dim=-1) - (log_pi.view_as(utility).exp() * utility).sum(dim=-1)
         score = (loss / loss.mean(dim=0).clamp(min=1e-9)).clamp(min=0).mean(dim=1)
         chance = (score + score.mean() + 1e-9).cpu()
-        return history.select(torch.multinomial(chance, count, generator=generator).to(history.device))
-
-    def _log_probs(
-        self, history: History, tokens: torch.Tensor, lengths: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probabilities of whole sequences `(S * n, m)` and of their tokens `(S * n, m, T)` under the policy."""
-        logits = self._logits(self.policy, history, with_start(tokens))
-        by_token = logits.float().log_softmax(dim=-1).gather(-1, tokens[..., None])[..., 0]
-        inside = torch.arange(tokens.shape[-1], device=tokens.device) < lengths[..., None]
-        return by_token.where(inside, 0).sum(dim=-1), by_token
+        chosen = torch.multinomial(chance, count, generator=generator).to(history.device)
+        return history.select(chosen), RewardTable(*(part[chosen] for part in table))
 
     def kl_weight(self, progress: float) -> float:
         """Weight of the KL: from its start to its end geometrically over the first half, then constant.
@@ -143,22 +144,42 @@ class Scpo:
         """What the policy sees of a window; the reward model may read more."""
         return history.last(self.policy.config.window)
 
-    def _logits(self, policy: Policy, history: History, tokens: torch.Tensor) -> torch.Tensor:
-        """Logits `(S * n, m, T, V)`; the convolution runs once a state, not once a multiplier."""
-        count, history = len(self.multipliers), self._seen(history)
+    def _logits(
+        self, policy: Policy, history: History, tokens: torch.Tensor, multipliers: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Logits `(S * n, m, T, V)`, n of ``multipliers``; the convolution runs once a state, not once a multiplier."""
+        multipliers = self.multipliers if multipliers is None else multipliers
+        count, history = len(multipliers), self._seen(history)
         states = policy.causal_states(history).repeat_interleave(count, dim=0)
         lengths = history.lengths.repeat_interleave(count)
-        memory = policy.remember(states, lengths, self.multipliers.repeat(len(history)))
+        memory = policy.remember(states, lengths, multipliers.repeat(len(history)))
         return policy.score_every(memory) if self.source == "exact" else policy.score(memory, tokens)
 
-    @torch.no_grad()
-    def rollout(self, history: History, generator: torch.Generator) -> Rollout:
-        """Take m candidates for every (state, multiplier) and compute their advantages (Eqs. of r_lambda and A)."""
-        config = self.config
+    def rollout(self, history: History, generator: torch.Generator, *, table: RewardTable | None = None) -> Rollout:
+        """Take m candidates for every (state, multiplier) and compute their advantages (Eqs. of r_lambda and A).
+
+        Args:
+            history: S states.
+            generator: of the candidates, on the CPU.
+            table: rewards of the states, if they are at hand.
+        """
         tokens, lengths, amounts = self._candidates(history, generator)
-        log_pi, old = self._log_probs(history, tokens, lengths)
-        log_pi, inputs = log_pi.view(amounts.shape), with_start(tokens)
-        value = self.reward.at(self.reward.tabulate(history), amounts)
+        inputs = with_start(tokens)
+        logits = self._logits(self.policy, history, inputs)
+        with torch.no_grad():
+            reference = self._logits(self.reference, history, inputs)
+            log_pi, old = log_probs(logits, tokens, lengths)
+            table = self.reward.tabulate(history) if table is None else table
+            advantages, metrics = self._advantages(table, amounts, log_pi.view(amounts.shape))
+        return Rollout(
+            history, inputs, tokens, lengths, logits, old, reference, advantages.flatten(0, 1), metrics
+        )  # fmt: skip
+
+    def _advantages(
+        self, table: RewardTable, amounts: torch.Tensor, log_pi: torch.Tensor
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Advantages `(S, n, m)` of amounts that the policy writes with `log_pi`, and metrics."""
+        config, value = self.config, self.reward.at(table, amounts)
         utility = value.reward - self.multipliers[:, None] * value.cost
         if self.source == "exact":
             advantages = self._expected_advantages(utility, log_pi.exp())
@@ -170,10 +191,7 @@ class Scpo:
         if self.source == "shared":
             log_mu = log_pi.logsumexp(dim=1, keepdim=True) - math.log(len(self.multipliers))
             advantages = advantages * (log_pi - log_mu).exp().clamp(max=config.importance_cap)
-        return Rollout(
-            history, inputs, tokens, lengths, old, self._logits(self.reference, history, inputs),
-            advantages.flatten(0, 1), metrics,
-        )  # fmt: skip
+        return advantages, metrics
 
     def _candidates(
         self, history: History, generator: torch.Generator
@@ -227,10 +245,18 @@ class Scpo:
         advantages = deviation / (std.clamp(min=self.config.std_floor) + self.config.advantage_epsilon)
         return advantages * weight * count
 
-    def loss(self, rollout: Rollout, *, kl_weight: float) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """The clipped surrogate with KL (paper, Eq. of L_SCPO) of a rollout under the present weights."""
+    def loss(
+        self, rollout: Rollout, *, kl_weight: float, logits: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """The clipped surrogate with KL (paper, Eq. of L_SCPO) of a rollout under the present weights.
+
+        Args:
+            rollout: from `rollout`.
+            kl_weight: weight of the KL.
+            logits: `(S * n, m, T, V)` under the present weights, if they are at hand.
+        """
         config = self.config
-        logits = self._logits(self.policy, rollout.history, rollout.inputs)
+        logits = self._logits(self.policy, rollout.history, rollout.inputs) if logits is None else logits
         result = scpo_loss(
             logits.flatten(0, 1),
             rollout.reference_logits.flatten(0, 1),
@@ -273,3 +299,10 @@ class Scpo:
             return generator
         seed = int(torch.randint(2**62, (), generator=generator))
         return torch.Generator(device=device).manual_seed(seed)
+
+
+def log_probs(logits: torch.Tensor, tokens: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities of whole sequences `(G, m)` and of their tokens `(G, m, T)`."""
+    by_token = logits.float().log_softmax(dim=-1).gather(-1, tokens[..., None])[..., 0]
+    inside = torch.arange(tokens.shape[-1], device=tokens.device) < lengths[..., None]
+    return by_token.where(inside, 0).sum(dim=-1), by_token

@@ -245,7 +245,7 @@ def test_configuration_survives_json() -> None:
 def test_settings_that_cannot_work_are_named() -> None:
     with pytest.raises(ConfigurationError, match=r"confidence=2\.0: expected None or in \(0\.5, 1\)"):
         ConstraintConfig(confidence=2.0)
-    with pytest.raises(ConfigurationError, match="users=0: expected at least 1"):
+    with pytest.raises(ConfigurationError, match="users=0: expected None or at least 1"):
         EvaluationConfig(users=0)
 
 

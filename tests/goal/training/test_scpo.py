@@ -15,10 +15,11 @@ from goal import Policy
 from goal.config import LoopConfig, ScpoConfig
 from goal.data import Data
 from goal.log import History
+from goal.model.tree import with_start
 from goal.reward import RewardModel, RewardTable
 from goal.tokenizer import EOS, PAD
 from goal.training import Loop, Scpo, StateSampler
-from goal.training.scpo import Rollout
+from goal.training.scpo import Rollout, log_probs
 from goal_kernels import group_advantage
 
 MULTIPLIERS = torch.tensor([0.0, 1.0, 4.0])
@@ -113,7 +114,8 @@ def test_the_sampled_gradient_is_on_average_that_of_every_group_there_is(
     amounts = torch.tensor(config.allowed_amounts, dtype=torch.float64)
     tokens = torch.tensor([[EOS, PAD, PAD], [4, EOS, PAD], [3, 4, EOS]])
     with torch.no_grad():
-        log_pi, _ = stage._log_probs(state, tokens[None], torch.tensor([[1, 2, 3]]))
+        logits = stage._logits(policy, state, with_start(tokens[None]))
+        log_pi, _ = log_probs(logits, tokens[None], torch.tensor([[1, 2, 3]]))
     probability = log_pi[0].double().exp()
     assert float(probability.sum()) == pytest.approx(1) and float(probability.min()) > 0.02
     expected = torch.zeros_like(sampled[0])
@@ -172,7 +174,7 @@ def test_states_where_most_is_lost_are_drawn_first(policy: Policy, data: Data) -
             return RewardTable(table.reward * (fatigue < 1.5)[:, None, None], 0 * table.cost)
 
     stage.reward = ByFatigue()  # pyright: ignore[reportAttributeAccessIssue]
-    drawn = [stage.draw(50, generator) for _ in range(6)]
+    drawn = [stage.draw(50, generator)[0] for _ in range(6)]
     share = torch.cat([h.numeric[torch.arange(50), h.lengths - 1, 0] < 1.5 for h in drawn]).float().mean()
     everywhere = (data.log.numeric[:, 0] < 1.5).mean()
     assert 0 < everywhere < 0.3 and share > 2 * everywhere
@@ -205,4 +207,4 @@ def test_a_step_scores_no_more_than_so_many_tokens(policy: Policy, data: Data, m
     generator = torch.Generator().manual_seed(0)
     next(iter(stage.losses(generator, 0.0)))
     assert drawn == [8]  # the pool, from which half are kept
-    assert len(stage.draw(4, generator)) == 4
+    assert len(stage.draw(4, generator)[0]) == 4
