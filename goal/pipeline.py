@@ -280,7 +280,10 @@ class Run:
             baseline=baseline,
             refine=settings.fine_step,
         )
-        self._write("calibration.json", calibration.to_dict())
+        found = calibration.to_dict()
+        if parameters is None:
+            found["message"] += " This takes the reward model's word for what the policy's amounts bring."
+        self._write("calibration.json", found)
 
     def evaluation(self) -> None:
         """Sweep over the multipliers on fresh users or the test split; artefacts of the report."""

@@ -87,12 +87,25 @@ def predict(run: Run, windows: Windows, amounts: np.ndarray) -> PerUser:
     return torch.cat(revenue).double().numpy(), torch.cat(cost).double().numpy()
 
 
+def unexplained(run: Run, windows: Windows) -> np.ndarray:
+    """Revenue `(n,)` of each window beyond what the reward model expects of the logged amount.
+
+    Added to what it expects of another amount it gives an estimate whose mean is right where the policy pays as the log
+    did, and that scatters as outcomes do: bounds over users and windows of a stream would otherwise be too narrow.
+    """
+    return windows.log.revenue[windows.rows] - predict(run, windows, windows.log.incentives[windows.rows])[0]
+
+
 def estimated_per_user(run: Run, policy: Policy) -> tuple[Callable[[float], PerUser], np.ndarray]:
-    """What calibration needs from the log alone: per-user revenue and cost by the reward model, and never paying."""
+    """What calibration needs from the log alone: per-user revenue and cost, and revenue of never paying.
+
+    Revenue is the reward model's expectation with what it left `unexplained` of the same interaction, cost its
+    expectation. That the policy's amounts bring what the model expects of them is taken for granted.
+    """
     data = run.data
     windows = data.windows(data.splits.calibration, max(policy.config.window, run.reward.window))
     users, index = np.unique(data.log.user_index[windows.rows], return_inverse=True)
-    interactions = len(windows) / len(users)
+    interactions, beyond = len(windows) / len(users), unexplained(run, windows)
 
     def by_user(values: np.ndarray) -> np.ndarray:
         # Over the mean number of interactions, so that the mean over users is per interaction.
@@ -100,10 +113,10 @@ def estimated_per_user(run: Run, policy: Policy) -> tuple[Callable[[float], PerU
 
     def evaluate(multiplier: float) -> PerUser:
         revenue, cost = predict(run, windows, allocate(policy, windows, multiplier))
-        return by_user(revenue), by_user(cost)
+        return by_user(revenue + beyond), by_user(cost)
 
     never = predict(run, windows, np.zeros(len(windows)))[0]
-    return evaluate, by_user(never)
+    return evaluate, by_user(never + beyond)
 
 
 def evaluate(run: Run, policy: Policy) -> dict[str, Any]:
@@ -190,12 +203,13 @@ def _evaluate_log(run: Run, policy: Policy) -> dict[str, Any]:
         "stride": settings.stride(interactions),
     }
     calibration = run.read("calibration.json")
-    never = predict(run, windows, np.zeros(len(windows)))[0]
-    rows = []
+    beyond = unexplained(run, windows)
+    never, rows = predict(run, windows, np.zeros(len(windows)))[0] + beyond, []
     for multiplier in [*sweep_multipliers(run), calibration["multiplier"]]:
-        by_model = predict(run, windows, allocate(policy, windows, multiplier))
-        rev, spent = float(by_model[0].mean()), float(by_model[1].mean())
-        stream = by_model[0][order], by_model[1][order]
+        expected, expected_cost = predict(run, windows, allocate(policy, windows, multiplier))
+        brought = expected + beyond
+        rev, spent = float(brought.mean()), float(expected_cost.mean())
+        stream = brought[order], expected_cost[order]
         rows.append(
             {
                 "multiplier": multiplier, "rev": rev, "cost": spent, "roi": rev / spent if spent > 0 else None,

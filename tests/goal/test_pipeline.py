@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from goal import Policy
+from goal import Policy, results
 from goal.config import (
     ConstraintConfig,
     EvaluationConfig,
@@ -175,6 +175,31 @@ def test_a_real_log(tmp_path: Path) -> None:
     assert summary["estimate"] is True and summary["sweep"][0]["oracle_value"] is None
     page = (tmp_path / "run" / "report.html").read_text()
     assert "estimate" in page and "last amount" in page
+    assert "reward model's word" in json.loads((tmp_path / "run" / "calibration.json").read_text())["message"]
+
+
+def test_paying_as_the_log_did_is_estimated_to_bring_what_it_brought(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Luck included: a bound over users that only counted expectations would be too narrow."""
+    log = simulate(preset("population"), "uniform", users=60, seed=3)
+    log.schema.save(tmp_path / "log.toml")
+    write(log, tmp_path / "log.parquet")
+    config = dataclasses.replace(
+        TINY, environment=None, log=str(tmp_path / "log.parquet"), schema=str(tmp_path / "log.toml")
+    )
+    run = Run(config, tmp_path / "run")
+    run.run("reward")
+    windows = run.data.windows(run.data.splits.calibration, 1)
+    rows = windows.rows
+    monkeypatch.setattr("goal.results.allocate", lambda *_: run.data.log.incentives[rows])
+    evaluate, never = results.estimated_per_user(run, run.policy("pretrained"))
+    revenue, cost = evaluate(1.0)
+    users, index = np.unique(run.data.log.user_index[rows], return_inverse=True)
+    scale = len(rows) / len(users)
+    np.testing.assert_allclose(revenue, np.bincount(index, run.data.log.revenue[rows]) / scale, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(cost, np.bincount(index, run.data.log.cost[rows]) / scale, rtol=1e-6, atol=1e-6)
+    assert np.corrcoef(never, revenue)[0, 1] > 0.5, "luck is the same whatever is paid"
 
 
 def test_a_log_of_a_shop(tmp_path: Path) -> None:
