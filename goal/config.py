@@ -186,8 +186,9 @@ class RewardConfig:
     fusion_weight: float = 0.0
     """Weight of the fused objectives (P-Score) in R beside the money terms."""
     window: int = 64
-    """Events that P-Score and value read, the pending one included, where the past is used: more than the policy does,
-    since averages over many cost little."""
+    """Events that P-Score and value read in policy optimisation, the pending one included, where the past is used: more
+    than the policy does, since averages over many cost little. They learn from decisions with 16 to 79 events before
+    them (stretches of 64 decisions and what came before)."""
     dimension: int = 64
     """Width of the P-Score."""
     value_dimension: int = 128

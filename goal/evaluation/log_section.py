@@ -68,9 +68,9 @@ def log_section(artefacts: Mapping[str, Any]) -> Section:
                     Column("cost", "cost (estimate)"),
                     Column("roi", "ROI (estimate)", digits=2, absent="∞"),
                 ),
-                "Estimate: what the reward model expects of the policy's own amounts, with what the logged outcomes were "
-                f"beyond its expectation, per interaction in {currency}. It carries every bias of the log and of the "
-                "model.",
+                "Estimate: what the reward model expects of the policy's own amounts, with what the logged outcomes "
+                f"were beyond its expectation, per interaction in {currency}. It carries every bias of the log and of "
+                "the model.",
             )
         )
     blocks += _off_policy(log.get("off_policy") or {})
