@@ -41,6 +41,7 @@ from goal.reward.pscore import COST, REVENUE
 from goal.serialization import to_dict
 from goal.simulator import Parameters
 from goal.simulator.oracle import best_revenue
+from goal.training.metrics import explain
 
 if TYPE_CHECKING:
     from goal.pipeline import Run
@@ -308,6 +309,15 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: version(name) for name in names}}
 
 
+def _metric_help(lines: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
+    """Sentences of the metrics that occur, by stage and name."""
+    found: dict[str, dict[str, str]] = {}
+    for stage, name in {(line["stage"], name): None for line in lines for name in line}:
+        if (sentence := explain(stage, name)) is not None:
+            found.setdefault(stage, {})[name] = sentence
+    return found
+
+
 def write_report(run: Run) -> None:
     """Write summary.json, plots/*.png and report.html from what the earlier stages left."""
     evaluation = run.read("evaluation.json")
@@ -340,7 +350,8 @@ def write_report(run: Run) -> None:
         },
         "settings": {**to_dict(run.config), "found_on_the_log": run.read("reward/config.json")},
         "calibration": run.read("calibration.json"),
-        "metrics": run.metrics.read(),
+        "metrics": (lines := run.metrics.read()),
+        "metric_help": _metric_help(lines),
         "tokenizer": {
             "size": statistics.size,
             "max_length": statistics.worst_length,

@@ -211,7 +211,6 @@ def _experts(artefacts: Mapping[str, Any]) -> Section:
 
 
 def _training(artefacts: Mapping[str, Any]) -> Section:
-    explained = artefacts.get("metric_help") or {}
     stages: dict[str, list[Mapping[str, Any]]] = {}
     for line in artefacts["metrics"]:
         stages.setdefault(str(line["stage"]), []).append(line)
@@ -223,7 +222,8 @@ def _training(artefacts: Mapping[str, Any]) -> Section:
             continue
         name = stage.upper() if stage == "scpo" else stage.capitalize()
         caption = f"{name} over its steps."
-        caption += "".join(f" {key.replace('_', ' ')}: {explained[key]}" for key in shown if key in explained)
+        explained = (artefacts.get("metric_help") or {}).get(stage, {})
+        caption += "".join(f" {key.replace('_', ' ')}: {explained[key]}." for key in shown if key in explained)
         if len(names) > len(shown):
             caption += f" {len(names) - len(shown)} more metrics are in metrics.jsonl."
         blocks.append(Plot(f"training_{_slug(stage)}", plots.training(lines, shown), caption, wide=True))

@@ -32,6 +32,7 @@ from goal.log import Schema, read, write
 from goal.pipeline import STAGES, Run
 from goal.serialization import dumps, from_dict
 from goal.simulator import preset, simulate
+from goal.training.metrics import explain
 
 pytestmark = pytest.mark.xdist_group("run")  # one worker makes the finished run for all of them
 
@@ -161,6 +162,13 @@ def test_a_stage_asks_for_the_ones_before_it(tmp_path: Path) -> None:
         run.run_stage("scpo")
     with pytest.raises(ConfigurationError, match="not found"):
         Run.open(tmp_path / "nothing")
+
+
+def test_every_metric_is_explained(finished: Path) -> None:
+    lines = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
+    names = {(line["stage"], name) for line in lines for name in line if name not in ("stage", "step")}
+    assert {stage for stage, _ in names} == {"pretraining", "pscore", "value", "scpo"}
+    assert [pair for pair in sorted(names) if explain(*pair) is None] == []
 
 
 def test_a_real_log(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def full() -> dict:
         "amounts": {"multipliers": multipliers, "amounts": ["0", "1–5"], "share": np.full((4, 2), 0.5)},
         "experts": {"multipliers": multipliers, "usage": np.eye(4)},
         "metrics": [{"stage": s, "step": i, "loss": 1 / (i + 1)} for s in ("pretraining", "scpo") for i in range(400)],
-        "metric_help": {"loss": "the weighted likelihood"},
+        "metric_help": {"pretraining": {"loss": "the weighted likelihood"}},
         "tokenizer": {
             "size": 8,
             "max_length": 2,
@@ -223,7 +223,7 @@ def test_numbers_and_warnings_are_printed(built):
         "Lift is not identified.",
         "The log ends in week 53.",
         "123,456",
-        "Estimate: the policy's own amounts",
+        "Estimate: what the reward model expects of the policy's own amounts",
         "loss: the weighted likelihood",
         "1.23%",
     ):
