@@ -61,6 +61,16 @@ def test_padding_changes_nothing(make_policy: Make, make_history: MakeHistory) -
     torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("window", [1, 5])
+def test_events_beyond_the_window_are_not_read(window: int, make_policy: Make, make_history: MakeHistory) -> None:
+    policy, history, multiplier = make_policy(window=window), make_history(), torch.linspace(0, 3, 6)
+    seen, tokens = history.last(window), torch.tensor([[SOS, 4]] * 6)
+    assert torch.equal(policy(history, multiplier, tokens), policy(seen, multiplier, tokens))
+    assert torch.equal(policy.allocate(history, multiplier), policy.allocate(seen, multiplier))
+    assert torch.equal(policy.generate(history, multiplier).log_probs, policy.generate(seen, multiplier).log_probs)
+    assert torch.equal(policy.expert_usage(history, multiplier), policy.expert_usage(seen, multiplier))
+
+
 def test_the_pending_incentive_and_outcome_are_never_read(make_policy: Make, make_history: MakeHistory) -> None:
     policy, history = make_policy(), make_history()
     told = dataclasses.replace(history, incentives=history.incentives.clone(), outcomes=history.outcomes.clone())
