@@ -242,6 +242,32 @@ def test_configuration_survives_json() -> None:
         from_dict(RunConfig, {"scop": {}})
 
 
+def test_a_broken_folder_is_named(tmp_path: Path) -> None:
+    Run(TINY, tmp_path)
+    path = tmp_path / "config.json"
+    whole = path.read_text()
+    path.write_text(whole[:40])
+    for start in (lambda: Run.open(tmp_path), lambda: Run(TINY, tmp_path)):
+        with pytest.raises(ConfigurationError, match=r"config\.json: not JSON: .*; mend it"):
+            start()
+    for change, message in (
+        ({"seed": "0"}, "RunConfig: seed='0': a str came; expected int"),
+        ({"scpo": 3}, "RunConfig: scpo=3: a int came; expected ScpoConfig"),
+        ({"pretraining": {"loop": {"steps": 3}}}, "LoopConfig: the setting 'batch_size' is missing"),
+        ({"roi_target": -1}, "roi_target=-1: expected positive"),
+    ):
+        path.write_text(json.dumps({**json.loads(whole), **change}))
+        with pytest.raises(ConfigurationError, match=rf"config\.json: {message}.*; mend it"):
+            Run.open(tmp_path)
+    path.write_text("[]")
+    with pytest.raises(ConfigurationError, match=r"config\.json: holds a list; expected a JSON object"):
+        Run.open(tmp_path)
+    path.write_text(whole)
+    (tmp_path / "stages.json").write_text("{")
+    with pytest.raises(ConfigurationError, match=r"stages\.json: not JSON: .*; delete .*stages\.json"):
+        Run.open(tmp_path).run_stage("vocabulary")
+
+
 def test_settings_that_cannot_work_are_named() -> None:
     with pytest.raises(ConfigurationError, match=r"confidence=2\.0: expected None or in \(0\.5, 1\)"):
         ConstraintConfig(confidence=2.0)
