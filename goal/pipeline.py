@@ -41,6 +41,8 @@ THRESHOLD_CAP = 1.5
 """Candidates never pass this many times the ROI target."""
 SNAPSHOTS = 5
 """Points of the value's training at which it is kept, to be compared with what it brings."""
+MOST_STATES = 4096
+"""Training states that the threshold is found on, at most."""
 MOST_CANDIDATES = 12
 """Where the step would give more candidates, it is doubled until it does not."""
 
@@ -235,7 +237,7 @@ class Run:
     def _candidates(self, reward: RewardModel) -> tuple[float, ...]:
         """Candidate multipliers up to Proposition 1's threshold over a sample of training states."""
         rows = self.data.splits.training
-        windows = self.data.windows(rows[:: max(1, len(rows) // 4096)], reward.window)
+        windows = self.data.windows(rows[:: max(1, -(-len(rows) // MOST_STATES))], reward.window)
         history = windows.batch(np.arange(len(windows))).to(self.device)
         revenue, cost = reward.immediate(reward.pscore.state.pending(history))
         # A cost tower need not be monotone; the threshold asks for ascending costs.

@@ -27,6 +27,7 @@ from goal.config import (
     ScpoConfig,
     VocabularyConfig,
 )
+from goal.data import Data
 from goal.errors import ConfigurationError
 from goal.log import Schema, read, write
 from goal.pipeline import STAGES, Run
@@ -240,6 +241,20 @@ def test_configuration_survives_json() -> None:
     assert from_dict(RunConfig, json.loads(dumps(TINY))) == TINY
     with pytest.raises(ConfigurationError, match="unknown setting 'scop'"):
         from_dict(RunConfig, {"scop": {}})
+
+
+@pytest.mark.parametrize(("most", "read"), [(3000, 3000), (2000, 1500)])
+def test_candidates_are_found_on_no_more_states_than_said(
+    finished: Path, monkeypatch: pytest.MonkeyPatch, most: int, read: int
+) -> None:
+    run, rows = Run.open(finished), []
+    windows = Data.windows
+    monkeypatch.setattr("goal.pipeline.MOST_STATES", most)
+    monkeypatch.setattr(
+        Data, "windows", lambda self, given, length: (rows.append(len(given)), windows(self, given, length))[1]
+    )
+    run._candidates(run.reward)
+    assert rows == [read]
 
 
 def test_a_broken_folder_is_named(tmp_path: Path) -> None:
