@@ -90,8 +90,8 @@ class LogAssembler:
         self._same_kind(schema.time, kind, place)
         batch = {"user": self._users.encode(users), "row": np.arange(self.rows, self.rows + rows), "time": time}
         if schema.order is not None:
-            order = conversion.order_keys(schema.order, columns[schema.order], place)
-            self._same_kind(schema.order, "whole numbers" if order.dtype == np.int64 else "fractions", place)
+            order, kind = conversion.order_keys(schema.order, columns[schema.order], place)
+            self._same_kind(schema.order, kind, place)
             if "order" not in self._columns:
                 self._columns["order"] = Column(self.folder, "order", order.dtype)
             batch["order"] = order
