@@ -230,6 +230,14 @@ def test_bad_values_of_optional_columns_are_named(role: dict[str, object], value
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize("bad", [2.0, -0.1, NAN])
+def test_a_clock_outside_the_episode_is_named(bad: float) -> None:
+    schema = dataclasses.replace(BARE, numeric=("k",), clock="k", horizon=4)
+    assert InteractionLog.from_columns(schema, bare(k=[0.0, 0.25, 1.0])).numeric[:, 0].tolist() == [0.0, 0.25, 1.0]
+    with pytest.raises(LogError, match=rf"column 'k', row 2: user 2 has the clock {bad:g}; .* divide the place"):
+        InteractionLog.from_columns(schema, bare(k=[0.0, 0.25, bad]))
+
+
 @pytest.mark.parametrize("unit", ["D", "s", "ms", "ns"])
 def test_times_may_order(unit: str) -> None:
     days = np.array(["2024-03-01", "2024-02-01", "1969-01-01"], dtype=f"datetime64[{unit}]")
