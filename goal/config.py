@@ -154,9 +154,9 @@ class PolicyConfig(NetworkConfig):
                 "allowed_amounts", amounts, "amounts of at least 0, strictly ascending",
             )  # fmt: skip
             # An amount beyond the bound would be offered and could not be written to its end.
-            most = math.inf if self.maximum_amount is None else self.maximum_amount + 1e-6 * values[-1]
+            most = math.inf if self.maximum_amount is None else self.maximum_amount + 1e-6 * min(values)
             _require(
-                math.isfinite(amounts[-1]) and amounts[-1] <= most,
+                math.isfinite(max(amounts)) and max(amounts) <= most,
                 "allowed_amounts", amounts, f"finite amounts, none above maximum_amount={self.maximum_amount}",
             )  # fmt: skip
 

@@ -159,6 +159,14 @@ class Run:
         amounts = self.data.log.incentives[self.data.splits.training]
         tokenizer = IncentiveTokenizer.fit(amounts, **to_dict(self.config.vocabulary))
         tokenizer.save(self.folder)
+        listed = np.array(self.data.allowed_amounts or ())
+        left_out = listed[~tokenizer.writes(listed)]
+        if len(left_out):
+            self.announce(
+                f"  {len(left_out)} of {len(listed)} logged amounts, such as {left_out[0]:g}, cannot be written in "
+                f"units of {tokenizer.min_unit:g} and are not offered; a smaller --vocabulary.min-unit or "
+                f"more --vocabulary.max-tokens would write them"
+            )
 
     def pretraining(self) -> None:
         """W-NTP on the training rows."""

@@ -32,7 +32,10 @@ from goal.errors import ConfigurationError
 from goal.log import Schema, read, write
 from goal.pipeline import STAGES, Run
 from goal.serialization import dumps, from_dict
+from goal.shapes import policy_config
 from goal.simulator import preset, simulate
+from goal.tokenizer import IncentiveTokenizer
+from goal.training import Pretraining
 
 pytestmark = pytest.mark.xdist_group("run")  # one worker makes the finished run for all of them
 
@@ -235,6 +238,30 @@ def test_amounts_that_the_vocabulary_cannot_write_are_not_offered(tmp_path: Path
     with pytest.raises(ConfigurationError, match=r"allowed_amounts: 0\.5 cannot be written"):
         Policy(dataclasses.replace(run.policy_config, allowed_amounts=(0.0, 0.5)))
     run.run(until="scpo")
+
+
+def test_no_amount_is_offered_that_nobody_logged(tmp_path: Path) -> None:
+    log = simulate(preset("calibrated"), "uniform", users=30, seed=3)
+    write(dataclasses.replace(log, incentives=log.incentives * 1.5, cost=log.cost * 1.5), tmp_path / "log.parquet")
+    log.schema.save(tmp_path / "log.toml")
+    config = dataclasses.replace(
+        TINY, environment=None, log=str(tmp_path / "log.parquet"), schema=str(tmp_path / "log.toml"),
+        vocabulary=VocabularyConfig(max_tokens=2),
+    )  # fmt: skip
+    said: list[str] = []
+    run = Run(config, tmp_path / "run", announce=said.append)
+    run.run(until="vocabulary")  # 15 and 1, so that 1.5 would be written as 1
+    assert run.policy_config.allowed_amounts == (0.0, 3.0, 6.0, 9.0, 12.0, 15.0)
+    assert any("5 of 11 logged amounts, such as 1.5, cannot be written in units of 1" in line for line in said)
+    windows = run.data.windows(run.data.splits.training, 4)
+    policy = Policy(run.policy_config, run.data.scaling)
+    taught = Pretraining(policy, windows, run.tokenizer, config.pretraining, (0.0,))
+    amounts = run.tokenizer.decode(taught.tokens).numpy()
+    np.testing.assert_array_equal(amounts, run.data.log.incentives[taught.windows.rows])
+    assert set(amounts) == set(run.policy_config.allowed_amounts) and len(amounts) < len(windows)
+    coarse = IncentiveTokenizer([100.0, 60.0])
+    with pytest.raises(ConfigurationError, match=r"vocabulary: writes none of the amounts .*1\.5.* below 60"):
+        policy_config(config, run.data, coarse)
 
 
 def test_configuration_survives_json() -> None:
