@@ -92,7 +92,7 @@ class SimulateCommand:
     """Write a log of simulated users (Parquet) with the schema that reads it (TOML)."""
 
     out: Path
-    """The Parquet file; the schema goes beside it with the ending .toml."""
+    """The Parquet file, with the ending .parquet or .pq; the schema goes beside it with the ending .toml."""
     environment: str = "calibrated"
     """Preset (calibrated, paper, population) or environment file."""
     behaviour: Literal["greedy", "uniform", "fixed_medium", "mixture"] = "mixture"
@@ -135,6 +135,9 @@ def _parse(arguments: list[str]) -> Any:
             level = argument.partition("=")[2]
     simulated = not any(argument == "--log" or argument.startswith("--log=") for argument in arguments)
     defaults = effort("thorough" if level == "thorough" else "default", simulated=simulated)
+    if not simulated:
+        # So that an environment beside a log is one that somebody asked for.
+        defaults = dataclasses.replace(defaults, environment=None)
     commands: Any = None
     for name, kind in COMMANDS.items():
         default = kind(config=defaults) if issubclass(kind, RunCommand) else tyro.MISSING_NONPROP
@@ -147,6 +150,11 @@ def _parse(arguments: list[str]) -> Any:
 
 def _execute(command: Any) -> None:
     if isinstance(command, SimulateCommand):
+        if command.out.suffix not in (".parquet", ".pq"):
+            raise ConfigurationError(
+                f"--out {command.out}: expected a name that ends in .parquet or .pq, such as "
+                f"{command.out.with_suffix('.parquet')}; the schema goes beside it"
+            )
         from goal.log import write
         from goal.simulator import load, simulate
 
@@ -165,8 +173,11 @@ def _execute(command: Any) -> None:
     show: dict[str, Any] = {"progress": sys.stderr.isatty(), "announce": lambda text: print(text, file=sys.stderr)}
     if isinstance(command, RunCommand):
         config = command.config
-        if config.log is not None:
-            config = dataclasses.replace(config, environment=None)
+        if config.log is not None and config.environment is not None:
+            raise ConfigurationError(
+                f"--environment {config.environment} and --log {config.log} exclude each other: a run learns in a "
+                f"simulated environment or from a log; leave one of them out"
+            )
         name = Path(config.log).stem if config.log else Path(config.environment or "calibrated").stem
         run = Run(config, command.out or DEFAULT_FOLDER / name, **show)
         if isinstance(command, VocabularyCommand):
@@ -180,6 +191,13 @@ def _execute(command: Any) -> None:
     run.run_stage(
         STAGE_OF[type(command)], again=isinstance(command, (CalibrateCommand, EvaluateCommand, ReportCommand))
     )
+
+
+def _goes_on(command: Any) -> bool:
+    """Whether a command that was interrupted leaves something that it goes on from."""
+    if isinstance(command, VocabularyCommand):
+        return command.amounts is None
+    return isinstance(command, (RunCommand, PretrainCommand, RewardCommand, ScpoCommand))
 
 
 def _build_vocabulary(command: VocabularyCommand) -> None:
@@ -221,15 +239,18 @@ def main(arguments: list[str] | None = None) -> None:
     if arguments == ["--version"]:
         print(f"goal {version('goal-incentives')}")
         return
+    command = None
     try:
-        _execute(_parse(arguments))
+        command = _parse(arguments)
+        _execute(command)
     except (GoalError, ValueError, OSError, FloatingPointError, json.JSONDecodeError) as error:
         if "--debug" in arguments:
             raise
         print(f"goal: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        print("goal: interrupted; the same command goes on where this one stopped", file=sys.stderr)
+        what = "goes on where this one stopped" if _goes_on(command) else "starts from the beginning"
+        print(f"goal: interrupted; the same command {what}", file=sys.stderr)
         sys.exit(130)
 
 

@@ -6,9 +6,10 @@ The paper calls three things epsilon and two things delta (docs/decisions.md 5);
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from goal.errors import ConfigurationError
 
@@ -16,6 +17,28 @@ from goal.errors import ConfigurationError
 def _require(condition: bool, name: str, value: object, expected: str) -> None:
     if not condition:
         raise ConfigurationError(f"{name}={value!r}: expected {expected}")
+
+
+def _require_each(config: object, names: tuple[str, ...], accepts: Callable[[Any], bool], expected: str) -> None:
+    for name in names:
+        _require(accepts(getattr(config, name)), name, getattr(config, name), expected)
+
+
+def _require_choices(config: object) -> None:
+    """Every field that is a Literal holds one of its values."""
+    for name, hint in get_type_hints(type(config)).items():
+        if get_origin(hint) is Literal:
+            *others, last = map(repr, get_args(hint))
+            value = getattr(config, name)
+            _require(value in get_args(hint), name, value, f"{', '.join(others)} or {last}")
+
+
+def _finite_from_0(value: float) -> bool:
+    return 0 <= value < math.inf
+
+
+def _finite_above_0(value: float) -> bool:
+    return 0 < value < math.inf
 
 
 @dataclass(frozen=True)
@@ -65,6 +88,7 @@ class NetworkConfig:
     """The delta of omega = log10(v + 1) + delta, Eq. of the weighted next-token loss."""
 
     def __post_init__(self) -> None:
+        _require_choices(self)
         for name in ("window", "dimension", "heads", "kernel_size", "encoder_layers", "decoder_layers", "feedforward",
                      "experts", "expert_hidden"):  # fmt: skip
             _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
@@ -129,6 +153,12 @@ class PolicyConfig(NetworkConfig):
                 len(amounts) > 0 and amounts[0] >= 0 and all(a < b for a, b in pairwise(amounts)),
                 "allowed_amounts", amounts, "amounts of at least 0, strictly ascending",
             )  # fmt: skip
+            # An amount beyond the bound would be offered and could not be written to its end.
+            most = math.inf if self.maximum_amount is None else self.maximum_amount + 1e-6 * min(values)
+            _require(
+                math.isfinite(max(amounts)) and max(amounts) <= most,
+                "allowed_amounts", amounts, f"finite amounts, none above maximum_amount={self.maximum_amount}",
+            )  # fmt: skip
 
     @property
     def categorical_sizes(self) -> tuple[int, ...]:
@@ -162,7 +192,9 @@ class LoopConfig:
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "log_every"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        _require(self.learning_rate > 0, "learning_rate", self.learning_rate, "positive")
+        _require_each(self, ("learning_rate",), _finite_above_0, "positive and finite")
+        _require_each(self, ("final_learning_rate", "weight_decay"), _finite_from_0, "finite and at least 0")
+        _require_each(self, ("warmup_steps", "checkpoint_seconds"), lambda value: value >= 0, "at least 0")
         _require(self.gradient_clip > 0, "gradient_clip", self.gradient_clip, "positive")
 
 
@@ -213,15 +245,16 @@ class RewardConfig:
     """Amounts at which values are compared where the log has more distinct amounts than this."""
 
     def __post_init__(self) -> None:
-        _require(self.horizon in ("immediate", "long"), "horizon", self.horizon, "'immediate' or 'long'")
-        _require(self.history in ("auto", "always"), "history", self.history, "'auto' or 'always'")
+        _require_choices(self)
         _require(0 <= self.discount < 1, "discount", self.discount, "in [0, 1)")
+        _require(math.isfinite(self.fusion_weight), "fusion_weight", self.fusion_weight, "finite")
         _require(0 <= self.counterfactual <= 1, "counterfactual", self.counterfactual, "in [0, 1]")
-        _require(self.window >= 1, "window", self.window, "at least 1")
+        _require_each(
+            self, ("window", "dimension", "value_dimension", "ensemble"), lambda value: value >= 1, "at least 1"
+        )
         for name in ("target_rate_start", "target_rate"):
             _require(0 < getattr(self, name) <= 1, name, getattr(self, name), "in (0, 1]")
         _require(self.travel > 0, "travel", self.travel, "positive")
-        _require(self.ensemble >= 1, "ensemble", self.ensemble, "at least 1")
         _require(self.grid_size >= 2, "grid_size", self.grid_size, "at least 2")
 
 
@@ -256,10 +289,15 @@ class ScpoConfig:
     """Truncation of pi_old / mu in the shared rollout."""
 
     def __post_init__(self) -> None:
+        _require_choices(self)
         _require(self.group_size >= 2, "group_size", self.group_size, "at least 2")
         for name in ("pool", "updates_per_rollout"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        _require(self.kl_weight >= 0, "kl_weight", self.kl_weight, "at least 0")
+        _require(0 <= self.exploration <= 1, "exploration", self.exploration, "in [0, 1]")
+        _require_each(self, ("kl_weight", "kl_weight_start", "std_floor"), _finite_from_0, "finite and at least 0")
+        # Without it a group of equal candidates would divide 0 by 0.
+        _require_each(self, ("advantage_epsilon",), _finite_above_0, "positive and finite")
+        _require(self.importance_cap > 0, "importance_cap", self.importance_cap, "positive")
         for name in ("clip_low", "clip_high"):
             _require(0 < getattr(self, name) < 1, name, getattr(self, name), "in (0, 1)")
 
@@ -278,9 +316,9 @@ class ConstraintConfig:
     """Simulated users of one calibration rollout."""
 
     def __post_init__(self) -> None:
+        _require_choices(self)
         for name in ("step", "fine_step"):
             _require(getattr(self, name) > 0, name, getattr(self, name), "positive")
-        _require(self.roi in ("average", "incremental"), "roi", self.roi, "'average' or 'incremental'")
         _require(
             self.confidence is None or 0.5 < self.confidence < 1, "confidence", self.confidence, "None or in (0.5, 1)"
         )
@@ -342,6 +380,7 @@ class RunConfig:
     evaluation: EvaluationConfig = EvaluationConfig()
 
     def __post_init__(self) -> None:
+        _require_choices(self)
         _require(
             math.isfinite(self.roi_target) and self.roi_target > 0, "roi_target", self.roi_target, "positive and finite"
         )
@@ -363,10 +402,14 @@ def effort(level: Literal["default", "thorough"], *, simulated: bool = True) -> 
         simulated: whether the log comes from the simulator. A real one takes longer to imitate, has amounts of many
             tokens, whose groups are smaller, and an immediate horizon: what an amount does to later visits is not to be
             learned from a log whose amounts nobody randomised.
+
+    Raises:
+        ConfigurationError: there is no such level.
     """
-    config = RunConfig()
+    config = RunConfig(effort=level)
     if not simulated:
         config = RunConfig(
+            effort=level,
             pretraining=PretrainingConfig(loop=LoopConfig(steps=1200, batch_size=128, learning_rate=3e-3)),
             reward=RewardConfig(
                 horizon="immediate",
@@ -384,7 +427,6 @@ def effort(level: Literal["default", "thorough"], *, simulated: bool = True) -> 
     reward, scpo = config.reward, config.scpo
     return replace(
         config,
-        effort="thorough",
         pretraining=PretrainingConfig(loop=longer(config.pretraining.loop, 2)),
         # More passes over the log than these would fit its noise.
         reward=replace(

@@ -29,7 +29,7 @@ from goal.errors import ConfigurationError
 from goal.files import write_atomically
 from goal.model import Policy
 from goal.reward import RewardModel
-from goal.serialization import dumps, from_dict, to_dict
+from goal.serialization import dumps, from_dict, read_json, to_dict
 from goal.shapes import build_reward, policy_config
 from goal.tokenizer import IncentiveTokenizer
 from goal.training import Loop, MetricsFile, Pretraining, PScoreStage, Scpo, StateSampler, ValueStage
@@ -41,6 +41,8 @@ THRESHOLD_CAP = 1.5
 """Candidates never pass this many times the ROI target."""
 SNAPSHOTS = 5
 """Points of the value's training at which it is kept, to be compared with what it brings."""
+MOST_STATES = 4096
+"""Training states that the threshold is found on, at most."""
 MOST_CANDIDATES = 12
 """Where the step would give more candidates, it is doubled until it does not."""
 
@@ -81,20 +83,22 @@ class Run:
         """Open the run that a folder holds.
 
         Raises:
-            ConfigurationError: there is none.
+            ConfigurationError: there is none, or its config.json is broken; the message says where.
         """
         path = Path(folder) / "config.json"
         if not path.is_file():
             raise ConfigurationError(
                 f"{path}: not found; `goal run --out {folder}` or `goal vocabulary` starts a run there"
             )
-        config = from_dict(RunConfig, json.loads(path.read_text()))
+        remedy = "mend it, or start a run in another folder with `goal run --out`"
+        config = from_dict(RunConfig, read_json(path, remedy=remedy), source=path, remedy=remedy)
         return cls(config, folder, progress=progress, announce=announce)
 
     def _claim(self) -> None:
         path = self.folder / "config.json"
         if path.is_file():
-            there, here = (_leaves(json.loads(text)) for text in (path.read_text(), dumps(self.config)))
+            there = _leaves(read_json(path, remedy="mend it, or choose another --out"))
+            here = _leaves(json.loads(dumps(self.config)))
             changed = [name for name, value in here.items() if there.get(name) != value]
             if not changed:
                 return
@@ -155,6 +159,14 @@ class Run:
         amounts = self.data.log.incentives[self.data.splits.training]
         tokenizer = IncentiveTokenizer.fit(amounts, **to_dict(self.config.vocabulary))
         tokenizer.save(self.folder)
+        listed = np.array(self.data.allowed_amounts or ())
+        left_out = listed[~tokenizer.writes(listed)]
+        if len(left_out):
+            self.announce(
+                f"  {len(left_out)} of {len(listed)} logged amounts, such as {left_out[0]:g}, cannot be written in "
+                f"units of {tokenizer.min_unit:g} and are not offered; a smaller --vocabulary.min-unit or "
+                f"more --vocabulary.max-tokens would write them"
+            )
 
     def pretraining(self) -> None:
         """W-NTP on the training rows."""
@@ -233,7 +245,7 @@ class Run:
     def _candidates(self, reward: RewardModel) -> tuple[float, ...]:
         """Candidate multipliers up to Proposition 1's threshold over a sample of training states."""
         rows = self.data.splits.training
-        windows = self.data.windows(rows[:: max(1, len(rows) // 4096)], reward.window)
+        windows = self.data.windows(rows[:: max(1, -(-len(rows) // MOST_STATES))], reward.window)
         history = windows.batch(np.arange(len(windows))).to(self.device)
         revenue, cost = reward.immediate(reward.pscore.state.pending(history))
         # A cost tower need not be monotone; the threshold asks for ascending costs.
@@ -299,8 +311,7 @@ class Run:
         """Run every stage up to ``until`` whose result is not there yet; return the summary, if it has come to that."""
         for name in STAGES[: STAGES.index(until) + 1]:
             self.run_stage(name)
-        path = self.folder / "summary.json"
-        return json.loads(path.read_text()) if path.is_file() else {}
+        return self.read("summary.json") if (self.folder / "summary.json").is_file() else {}
 
     def run_stage(self, name: str, *, again: bool = False) -> None:
         """Run one stage unless its result is there; ``again`` runs it anyway, and what came after it counts no more."""
@@ -338,9 +349,15 @@ class Run:
         """Seconds of each stage that has ended."""
         return self.read("stages.json") if (self.folder / "stages.json").is_file() else {}
 
-    def read(self, name: str) -> Any:
-        """Return a JSON file of the folder."""
-        return json.loads((self.folder / name).read_text())
+    def read(self, name: str) -> dict[str, Any]:
+        """Return a JSON file of the folder.
+
+        Raises:
+            ConfigurationError: it is broken.
+        """
+        # Without stages.json no stage counts as ended, so each writes its files again.
+        remedy = f"delete {self.folder / 'stages.json'} and start the run again with the same settings"
+        return read_json(self.folder / name, remedy=remedy)
 
     def _write(self, name: str, content: Any) -> None:
         write_atomically(self.folder / name, (json.dumps(content, indent=2) + "\n").encode())

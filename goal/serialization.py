@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import types
 from collections.abc import Mapping
-from typing import Any, TypeVar, get_type_hints
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from goal.errors import ConfigurationError
 
@@ -17,27 +19,88 @@ def to_dict(config: Any) -> dict[str, Any]:
     return dataclasses.asdict(config)
 
 
-def from_dict(kind: type[Config], values: Mapping[str, Any]) -> Config:
+def from_dict(
+    kind: type[Config], values: Mapping[str, Any], *, source: str | Path | None = None, remedy: str | None = None
+) -> Config:
     """Build a config of type ``kind`` from what ``to_dict`` wrote, nested configs included.
 
+    Args:
+        kind: a dataclass.
+        values: by field; lists stand for tuples.
+        source: where the values come from, and
+        remedy: what to do where they cannot work, for the message.
+
     Raises:
-        ConfigurationError: a key that ``kind`` does not have, or a value that cannot work.
+        ConfigurationError: a key that ``kind`` does not have or misses, or a value of another type or that cannot work.
     """
+    try:
+        return _build(kind, values)
+    except ConfigurationError as error:
+        if source is None and remedy is None:
+            raise
+        raise ConfigurationError(
+            (f"{source}: " if source else "") + str(error) + (f"; {remedy}" if remedy else "")
+        ) from error
+
+
+def _build(kind: type[Config], values: Mapping[str, Any]) -> Config:
     hints = get_type_hints(kind)
-    unknown = sorted(set(values) - set(hints))
+    fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    unknown = sorted(set(values) - set(fields))
     if unknown:
-        raise ConfigurationError(f"{kind.__name__}: unknown setting {unknown[0]!r}; it has {', '.join(sorted(hints))}")
+        raise ConfigurationError(f"{kind.__name__}: unknown setting {unknown[0]!r}; it has {', '.join(sorted(fields))}")
+    for name, field in fields.items():
+        if name not in values and field.default is field.default_factory is dataclasses.MISSING:
+            raise ConfigurationError(f"{kind.__name__}: the setting {name!r} is missing; it is a {field.type}")
     arguments = {}
     for name, value in values.items():
-        if dataclasses.is_dataclass(hints[name]) and isinstance(value, Mapping):
-            value = from_dict(hints[name], value)
-        arguments[name] = _tuples(value)
+        try:
+            arguments[name] = _as(hints[name], value)
+        except TypeError as error:
+            raise ConfigurationError(
+                f"{kind.__name__}: {name}={value!r}: a {type(value).__name__} came; expected {fields[name].type}"
+            ) from error
     return kind(**arguments)
 
 
-def _tuples(value: Any) -> Any:
-    """Lists, as JSON has them, as tuples."""
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+def _as(hint: Any, value: Any) -> Any:
+    """``value`` as the type of a field; TypeError where it is of another."""
+    origin, options = get_origin(hint), get_args(hint)
+    if hasattr(hint, "__dataclass_fields__"):
+        if isinstance(value, Mapping):
+            return _build(hint, value)
+    elif origin in (Union, types.UnionType):
+        for option in options:
+            try:
+                return _as(option, value)
+            except TypeError:
+                continue
+    elif origin is tuple:
+        if isinstance(value, (list, tuple)):
+            return tuple(_as(options[0], item) for item in value)
+    elif origin is Literal:
+        return value  # the config says which words it knows
+    elif hint is float:
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return value
+    elif isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
+        return value
+    raise TypeError
+
+
+def read_json(path: Path, *, remedy: str) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        ConfigurationError: the file is broken or holds something else; the message names it and the ``remedy``.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: not JSON: {error}; {remedy}") from error
+    if not isinstance(values, dict):
+        raise ConfigurationError(f"{path}: holds a {type(values).__name__}; expected a JSON object; {remedy}")
+    return values
 
 
 def dumps(config: Any) -> str:

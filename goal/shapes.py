@@ -7,6 +7,7 @@ import torch
 
 from goal.config import PolicyConfig, RunConfig
 from goal.data import Data
+from goal.errors import ConfigurationError
 from goal.reward import LongHorizonValue, PScore, RewardModel
 from goal.reward.state import state_config
 from goal.serialization import to_dict
@@ -14,12 +15,24 @@ from goal.tokenizer import IncentiveTokenizer
 
 
 def policy_config(config: RunConfig, data: Data, tokenizer: IncentiveTokenizer) -> PolicyConfig:
-    """Return the shape of the policy."""
-    allowed = data.allowed_amounts
+    """Return the shape of the policy.
+
+    Where amounts are listed, it offers those that the vocabulary writes and leaves the others out.
+
+    Raises:
+        ConfigurationError: the vocabulary writes none of the amounts that were paid.
+    """
+    allowed, maximum = data.allowed_amounts, float(data.distinct_amounts[-1])
     if allowed is not None:
-        # What the vocabulary cannot write exactly is paid, and credited, as what it can.
-        written = tokenizer.decode(tokenizer.encode(allowed))
-        allowed = tuple(np.unique(np.append(written, 0.0)).tolist())
+        written = np.array(allowed)[tokenizer.writes(allowed)]
+        if not written.any():
+            raise ConfigurationError(
+                f"vocabulary: writes none of the amounts that were paid ({', '.join(f'{a:g}' for a in allowed if a)}); "
+                f"take a --vocabulary.min-unit below {tokenizer.min_unit:g}, or more --vocabulary.max-tokens"
+            )
+        # As it decodes, free of rounding.
+        allowed = tuple(np.unique(tokenizer.decode(tokenizer.encode(written)).numpy()).tolist())
+        maximum = max(maximum, allowed[-1])
     return PolicyConfig(
         **to_dict(config.network),
         vocabulary=tuple(float(value) for value in tokenizer.values),
@@ -29,7 +42,7 @@ def policy_config(config: RunConfig, data: Data, tokenizer: IncentiveTokenizer) 
         multiplier_max=config.roi_target,
         max_length=tokenizer.max_length + 1,
         allowed_amounts=allowed,
-        maximum_amount=float(data.distinct_amounts[-1]),
+        maximum_amount=maximum,
     )
 
 

@@ -207,6 +207,18 @@ class IncentiveTokenizer:
         amounts = torch.from_numpy(decode(tokens.numpy(), self._values))
         return amounts.reshape(given.shape[:-1]).to(given.device)
 
+    def writes(self, amounts: Any) -> np.ndarray:
+        """Whether each of ``amounts`` `(N,)` comes back from its tokens, `(N,)` bool; others get a smaller one's.
+
+        A difference as small as the rounding of float32 is forgiven.
+
+        Raises:
+            ConfigurationError: as in `encode`.
+        """
+        given = _as_amounts(amounts).astype(np.float64)
+        error = np.abs(self.decode(self.encode(given)).numpy() - given)
+        return error <= np.maximum(1e-6 * self.min_unit, np.spacing(given.astype(np.float32)))
+
     def save(self, directory: str | Path) -> Path:
         """Writes ``directory``/vocabulary.json and returns its path."""
         path = Path(directory) / FILE_NAME

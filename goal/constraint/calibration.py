@@ -212,6 +212,11 @@ def _check(
         raise ConfigurationError(f"confidence is {confidence}: expected a number between 0.5 and 1, or None")
     if roi == "incremental" and baseline is None:
         raise ConfigurationError("baseline is missing: roi='incremental' needs each user's revenue when never paid")
+    if roi == "incremental" and not np.isfinite(np.asarray(baseline, dtype=np.float64)).all():
+        raise ConfigurationError(
+            "baseline holds NaN or infinity: expected each user's finite revenue when never paid; look at what it was "
+            "computed from"
+        )
     if new_users is not None and new_users < 1:
         raise ConfigurationError(f"new_users is {new_users}: expected at least 1, or None for as many as calibrated on")
     if refine is not None and not (math.isfinite(refine) and refine > 0):

@@ -94,7 +94,7 @@ def _user_mean(log: InteractionLog, training: np.ndarray, rows: np.ndarray, defa
 def _boosting(training: Windows, held_out: Windows, *, most_rows: int = 50_000) -> np.ndarray:
     from sklearn.ensemble import HistGradientBoostingRegressor
 
-    stride = max(1, len(training) // most_rows)
+    stride = max(1, -(-len(training) // most_rows))
     fitted = np.arange(0, len(training), stride)
     model = HistGradientBoostingRegressor(loss="absolute_error", random_state=0)
     table = _flat(training, fitted)

@@ -90,8 +90,8 @@ class LogAssembler:
         self._same_kind(schema.time, kind, place)
         batch = {"user": self._users.encode(users), "row": np.arange(self.rows, self.rows + rows), "time": time}
         if schema.order is not None:
-            order = conversion.order_keys(schema.order, columns[schema.order], place)
-            self._same_kind(schema.order, "whole numbers" if order.dtype == np.int64 else "fractions", place)
+            order, kind = conversion.order_keys(schema.order, columns[schema.order], place)
+            self._same_kind(schema.order, kind, place)
             if "order" not in self._columns:
                 self._columns["order"] = Column(self.folder, "order", order.dtype)
             batch["order"] = order
@@ -117,6 +117,8 @@ class LogAssembler:
                 name, values, ~np.isinf(values), place, "a finite number, or nothing where it is missing"
             )
             numeric[:, i] = _to_float32(name, values, place)
+            if name == schema.clock:
+                self._check_clock(values, users, place)
         categorical = np.empty((rows, len(schema.categorical)), dtype=np.int64)
         for i, name in enumerate(schema.categorical):
             categorical[:, i] = self._categories[i].encode(conversion.labels(name, columns[name], place))
@@ -259,6 +261,16 @@ class LogAssembler:
             f"column {self.schema.order!r}, {where}: user {user!r} has two events at {when} with the same order "
             f"{ranked[0][i].item()!r}; the order column must break every tie"
         )
+
+    def _check_clock(self, values: np.ndarray, users: pa.Array, place: Place) -> None:
+        good = (values >= 0) & (values <= 1)
+        if not good.all():
+            row = int(np.argmin(good))
+            raise LogError(
+                f"column {self.schema.clock!r}, {place.row(row)}: user {users[row].as_py()!r} has the clock "
+                f"{values[row]:g}; expected the share of the episode that has passed, a finite number in [0, 1]: "
+                "divide the place in the episode by the horizon, or leave the clock out of the schema"
+            )
 
     def _check_horizon(self, ids: np.ndarray, counts: np.ndarray) -> None:
         horizon = self.schema.horizon

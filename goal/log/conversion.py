@@ -87,8 +87,15 @@ def numbers(name: str, column: pa.Array, place: Place) -> np.ndarray:
     raise LogError(f"column {name!r}, {place.row(0)}: has the type {kind}; expected numbers, so convert the column")
 
 
-def order_keys(name: str, column: pa.Array, place: Place) -> np.ndarray:
-    """Return values that only order: int64 for whole numbers and times (float64 would merge ids above 2**53)."""
+def order_keys(name: str, column: pa.Array, place: Place) -> tuple[np.ndarray, str]:
+    """Return values that only order, and their kind: ``"times"``, ``"whole numbers"`` or ``"fractions"``.
+
+    Whole numbers are int64 (float64 would merge ids above 2**53), and so are times, as nanoseconds since 1970: files of
+    one log may store them in different units.
+
+    Raises:
+        LogError: a value is missing, is not a finite number, or is out of the range of int64.
+    """
     column = plain(column)
     kind = column.type
     if pa.types.is_large_string(kind):
@@ -100,15 +107,25 @@ def order_keys(name: str, column: pa.Array, place: Place) -> np.ndarray:
     if column.null_count:
         row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
         raise LogError(f"column {name!r}, {place.row(row)}: the order is missing; every event needs one")
-    if pa.types.is_timestamp(kind) or pa.types.is_date64(kind):
-        return column.cast(pa.int64()).to_numpy()
-    if pa.types.is_date32(kind):
-        return column.cast(pa.int32()).to_numpy().astype(np.int64)
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        zone = kind.tz if pa.types.is_timestamp(kind) else None
+        times = _in_range(name, column, pa.timestamp("ns", zone), place, "a time from 1678 to 2261")
+        return times.cast(pa.int64()).to_numpy(), "times"
     if pa.types.is_integer(kind):
-        return column.to_numpy().astype(np.int64)
+        return _in_range(name, column, pa.int64(), place, "a whole number below 2**63").to_numpy(), "whole numbers"
     values = numbers(name, column, place)
     require(name, values, np.isfinite(values), place, "a finite number")
-    return values
+    return values, "fractions"
+
+
+def _in_range(name: str, column: pa.Array, kind: pa.DataType, place: Place, expected: str) -> pa.Array:
+    try:
+        return column.cast(kind)
+    except pa.ArrowInvalid:
+        row = first_failure(column, kind)
+        raise LogError(
+            f"column {name!r}, {place.row(row)}: {column[row]} came; expected {expected}; number the events instead"
+        ) from None
 
 
 def seconds(name: str, column: pa.Array, place: Place) -> tuple[np.ndarray, str]:

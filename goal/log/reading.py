@@ -123,12 +123,18 @@ def _table(log: InteractionLog, low: int, high: int) -> pa.Table:
 
 
 def _replace(target: Path, folder: Path) -> None:
-    """Put ``folder`` in the place of ``target``, which may exist."""
+    """Put ``folder`` in the place of ``target``, which may exist and stays where that fails."""
     earlier = Path(tempfile.mkdtemp(prefix=".replaced-", dir=target.parent))
+    aside = earlier / target.name
     try:
         if target.exists():
-            os.replace(target, earlier / target.name)
-        os.replace(folder, target)
+            os.replace(target, aside)
+        try:
+            os.replace(folder, target)
+        except BaseException:
+            if aside.exists():
+                os.replace(aside, target)
+            raise
     finally:
         shutil.rmtree(earlier, ignore_errors=True)
 

@@ -72,9 +72,9 @@ class Schema:
         multiplier: column of the constraint multiplier in force, where it was logged.
         propensity: column of the probability with which the logged amount was chosen, in (0, 1].
         horizon: length of an episode where it is fixed: a user's ``horizon``-th event ends the episode.
-        clock: numeric feature that only tells which share of the episode has passed: (place in the episode) / horizon.
-            Naming it says that what a user does depends on their history and not on the clock, so that a state met
-            early also teaches what it is worth late; needs ``horizon``.
+        clock: numeric feature that only tells which share of the episode has passed: (place in the episode) / horizon,
+            a number in [0, 1] at every event. Naming it says that what a user does depends on their history and not on
+            the clock, so that a state met early also teaches what it is worth late; needs ``horizon``.
         incentive_unit: unit of amounts, for reports.
         currency: unit of revenue and cost, for reports.
 

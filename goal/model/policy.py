@@ -63,7 +63,10 @@ class Policy(nn.Module):
         return self.choices.single_step
 
     def causal_states(self, history: History) -> torch.Tensor:
-        """Encode a history without its multiplier: `(B, L, D)`, shared by all multipliers of a state."""
+        """Encode a history without its multiplier: `(B, L, D)`, shared by all multipliers of a state.
+
+        It reads every event given; `forward` and `generate` take the last `config.window` first.
+        """
         return self.causal(self.embedding(history))
 
     def remember(self, causal_states: torch.Tensor, lengths: torch.Tensor, multiplier: torch.Tensor) -> Memory:
@@ -105,7 +108,7 @@ class Policy(nn.Module):
         """Score token sequences (teacher forcing).
 
         Args:
-            history: B windows.
+            history: B windows, of which the last `config.window` events are read.
             multiplier: `(B,)`, at least 0.
             tokens: `(B, T)` ids beginning with SOS.
 
@@ -115,7 +118,7 @@ class Policy(nn.Module):
         Raises:
             ValueError: a shape does not fit; the message names it.
         """
-        self._check(history, multiplier)
+        history = self._checked(history, multiplier)
         if tokens.ndim != 2 or len(tokens) != len(history) or not 1 <= tokens.shape[1] <= self.config.max_length:
             raise ValueError(
                 f"tokens: shape {tuple(tokens.shape)} came; expected ({len(history)}, T) with T from 1 to "
@@ -138,7 +141,7 @@ class Policy(nn.Module):
         """Write ``samples`` amounts for each of B states.
 
         Args:
-            history: B windows.
+            history: B windows, of which the last `config.window` events are read.
             multiplier: `(B,)`, at least 0.
             samples: sequences a state.
             greedy: take the most probable token at each step (paper, Eq. of the argmax); else draw it.
@@ -148,7 +151,7 @@ class Policy(nn.Module):
         Raises:
             ValueError: a shape or a setting does not fit; the message names it.
         """
-        self._check(history, multiplier)
+        history = self._checked(history, multiplier)
         if samples < 1 or not 0 < temperature < math.inf:
             raise ValueError(
                 f"samples={samples}, temperature={temperature}: expected at least 1, and above 0 and finite"
@@ -164,12 +167,14 @@ class Policy(nn.Module):
     @torch.no_grad()
     def expert_usage(self, history: History, multiplier: torch.Tensor) -> torch.Tensor:
         """Mean routing probability of each expert at the first step, `(layers, E)` (the paper's figure on experts)."""
+        history = self._checked(history, multiplier)
         memory = self.remember(self.causal_states(history), history.lengths, multiplier)
         start = torch.full((len(history), 1, 1), SOS, device=history.device)
         _, routing = self.decoder(memory, start)
         return torch.stack([probabilities.mean(dim=(0, 1)) for probabilities in routing])
 
-    def _check(self, history: History, multiplier: torch.Tensor) -> None:
+    def _checked(self, history: History, multiplier: torch.Tensor) -> History:
+        """Check the arguments; return the events that this policy was built to read."""
         config = self.config
         expected = (config.numeric_features, len(config.categorical_sizes), config.outcomes)
         came = (history.numeric.shape[-1], history.categorical.shape[-1], history.outcomes.shape[-1])
@@ -188,6 +193,7 @@ class Policy(nn.Module):
             bad = ~(multiplier.isfinite() & (multiplier >= 0))
             if bad.any():
                 raise ValueError(f"multiplier: {float(multiplier[bad][0])} came; expected finite numbers of at least 0")
+        return history.last(config.window)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write weights (safetensors), config.json, vocabulary.json and scaling.json into ``folder``."""

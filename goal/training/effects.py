@@ -21,7 +21,8 @@ class AmountEffects:
     each feature, each outcome and whether it is above 0; what the regression leaves over stays as it was logged
     (additive noise; Lu et al., "Sample-efficient reinforcement learning via counterfactual-based data augmentation",
     2020). Moved features stay within the range of the logged ones, missing ones stay missing, categorical ones stay as
-    they are. The effect is causal as far as the features hold whatever the amounts were chosen by.
+    they are. Where no decision is followed by another, effects are 0. The effect is causal as far as the features hold
+    whatever the amounts were chosen by.
 
     Args:
         log: the log.
@@ -32,10 +33,17 @@ class AmountEffects:
     def __init__(self, log: InteractionLog, rows: np.ndarray, next_rows: np.ndarray) -> None:
         self.log, self.rows, self.next_rows = log, rows, next_rows
         followed = np.flatnonzero(next_rows >= 0)
-        sample = followed[:: max(1, len(followed) // MOST_ROWS)]
+        sample = followed[:: max(1, -(-len(followed) // MOST_ROWS))]
         present, following = log.numeric[rows[sample]], log.numeric[next_rows[sample]].astype(np.float64)
         amounts = log.incentives[rows[sample]]
         brought = log.outcomes[rows[sample]]
+        self.effect = np.zeros((2 + present.shape[1] + 2 * brought.shape[1], present.shape[1]))
+        """What each feature of amount and outcomes adds to each next feature, `(2 + F + 2 O, F)`."""
+        if len(sample) == 0:
+            self._scale, self._outcome_scale = 1.0, np.ones(brought.shape[1])
+            self._centre, self._spread = np.zeros(present.shape[1]), np.ones(present.shape[1])
+            self._low = self._high = np.full(present.shape[1], np.nan)
+            return
         self._scale = max(float(amounts.mean()), 1e-12)
         self._outcome_scale = np.maximum(np.abs(brought).mean(axis=0), 1e-12)
         known = np.where(np.isfinite(present), present, np.nan)
@@ -45,8 +53,6 @@ class AmountEffects:
         self._low, self._high = np.nanmin(columns, axis=0), np.nanmax(columns, axis=0)
         state, done = self._standardised(present), self._features_of_event(present, amounts, brought)
         design = np.concatenate([np.ones((len(sample), 1)), state, state**2, done], axis=1)
-        self.effect = np.zeros((done.shape[1], present.shape[1]))
-        """What each feature of amount and outcomes adds to each next feature, `(2 + F + 2 O, F)`."""
         for feature, column in enumerate(following.T):
             there = np.isfinite(column)
             if there.sum() > 2 * design.shape[1]:

@@ -126,7 +126,9 @@ class Loop:
 
         Raises:
             ConfigurationError: the checkpoint in the folder belongs to other settings.
-            FloatingPointError: the loss is not finite; the message names stage and step.
+            FloatingPointError: a loss or a gradient is not finite; the message names stage and step. On the CPU that is
+                looked at before the weights change, on a GPU, which would have to be waited for, where metrics are
+                logged and before a checkpoint is written.
         """
         parameters = [parameter for parameter in stage.module.parameters() if parameter.requires_grad]
         optimiser = torch.optim.AdamW(
@@ -139,6 +141,7 @@ class Loop:
             self.metrics.rewind(stage.name, start)
         saved = time.monotonic()
         device = parameters[0].device
+        largest = torch.zeros((), device=device)
         before = before or {}
         for step in self._steps(stage.name, start):
             if step in before:
@@ -148,19 +151,27 @@ class Loop:
                 group["lr"] = self.config.learning_rate * factor
             began = time.monotonic()
             values: dict[str, torch.Tensor] = {}
-            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.config.amp and device.type == "cuda"):
-                for loss, named in stage.losses(generator, step / self.config.steps):
-                    optimiser.zero_grad(set_to_none=True)
-                    loss.backward()
-                    norm = nn.utils.clip_grad_norm_(parameters, self.config.gradient_clip)
-                    optimiser.step()
-                    values = {"loss": loss.detach(), **named, "gradient_norm": norm}
+            losses = stage.losses(generator, step / self.config.steps)
+            while (found := self._next(losses, device)) is not None:
+                loss, named = found
+                optimiser.zero_grad(set_to_none=True)
+                loss.backward()
+                norm = nn.utils.clip_grad_norm_(parameters, self.config.gradient_clip)
+                # NaN and infinity stay in it, so that a gradient between two looks is not forgotten.
+                largest = torch.maximum(largest, norm)
+                if device.type == "cpu":
+                    self._require_finite(stage.name, step, loss.detach(), largest)
+                optimiser.step()
+                values = {"loss": loss.detach(), **named, "gradient_norm": norm}
             stage.after_step()
             last = step + 1 == self.config.steps
-            if step % self.config.log_every == 0 or last:
+            logged = step % self.config.log_every == 0 or last
+            saving = last or time.monotonic() - saved > self.config.checkpoint_seconds
+            if logged or saving:
+                self._require_finite(stage.name, step, values["loss"], largest)
+            if logged:
                 self._log(stage.name, step, values, self.config.learning_rate * factor, time.monotonic() - began)
-            if last or time.monotonic() - saved > self.config.checkpoint_seconds:
-                self._require_finite(stage.name, step, float(values["loss"]))
+            if saving:
                 self._save(stage, optimiser, generator, step + 1)
                 saved = time.monotonic()
 
@@ -175,16 +186,30 @@ class Loop:
 
     def _log(self, name: str, step: int, values: dict[str, torch.Tensor], rate: float, seconds: float) -> None:
         numbers = {key: float(value) for key, value in values.items()}
-        self._require_finite(name, step, numbers["loss"])
         if self.metrics is not None:
             self.metrics.append(name, step, {**numbers, "learning_rate": rate, "step_seconds": round(seconds, 4)})
 
+    def _next(
+        self, losses: Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]], device: torch.device
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]] | None:
+        """The next loss of a step, or None after the last one.
+
+        Only this runs under autocast, and leaving it drops the copies in bfloat16 that it keeps of the weights: the
+        loss after an optimiser step is one of the new weights.
+        """
+        with self._autocast(device):
+            return next(losses, None)
+
+    def _autocast(self, device: torch.device) -> torch.autocast:
+        return torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.config.amp and device.type == "cuda")
+
     @staticmethod
-    def _require_finite(name: str, step: int, loss: float) -> None:
-        if not math.isfinite(loss):
-            raise FloatingPointError(
-                f"{name}, step {step}: loss is {loss}; lower learning_rate, or look for extremes in the log"
-            )
+    def _require_finite(name: str, step: int, loss: torch.Tensor, largest_norm: torch.Tensor) -> None:
+        for what, value in (("loss", float(loss)), ("gradient norm", float(largest_norm))):
+            if not math.isfinite(value):
+                raise FloatingPointError(
+                    f"{name}, step {step}: {what} is {value}; lower learning_rate, or look for extremes in the log"
+                )
 
     def _path(self, stage: Stage) -> Path | None:
         return None if self.folder is None else self.folder / f"{stage.name}.checkpoint"

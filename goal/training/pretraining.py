@@ -29,6 +29,9 @@ def weighted_next_token_loss(logits: torch.Tensor, targets: torch.Tensor, token_
 class Pretraining:
     """The stage: draws training windows, and a multiplier from the candidate set where the log has none.
 
+    Where the policy offers listed amounts, decisions whose amount the vocabulary cannot write teach nothing: their
+    sequence is another amount's.
+
     Args:
         policy: trained in place.
         windows: training windows.
@@ -49,8 +52,12 @@ class Pretraining:
     ) -> None:
         self.module = policy.train()
         self.policy = policy
-        self.windows = windows
         self.config = config
+        if policy.config.allowed_amounts is not None:
+            written = tokenizer.writes(windows.log.incentives[windows.rows])
+            if not written.all():
+                windows = Windows(windows.log, windows.rows[written], length=windows.length)
+        self.windows = windows
         self.multipliers = torch.tensor(multipliers)
         self.tokens = tokenizer.encode(windows.log.incentives[windows.rows])
         """Tokens of the pending event of each window, `(n, 1 + T)` from SOS on."""

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from goal import cli
 from goal.cli import COMMANDS, main
 from goal.log import Schema, read
 from goal.tokenizer import IncentiveTokenizer
@@ -58,6 +59,17 @@ def test_a_vocabulary_is_built_from_a_folder_of_parquet(tmp_path: Path, capsys: 
         (["run", "--environment", "paradise"], "paradise"),
         (["run", "--log", "nowhere.parquet"], "expected --log and --schema together, or neither"),
         (["run", "--log", "nowhere.parquet", "--schema", "nowhere.toml"], "nowhere.toml: cannot read the schema"),
+        (
+            ["run", "--environment", "paper", "--log", "nowhere.parquet", "--schema", "nowhere.toml"],
+            "--environment paper and --log nowhere.parquet exclude each other",
+        ),
+        (
+            ["run", "--environment", "calibrated", "--log", "nowhere.parquet", "--schema", "nowhere.toml"],
+            "--environment calibrated and --log nowhere.parquet exclude each other",
+        ),
+        (["simulate", "--out", "log.toml"], "--out log.toml: expected a name that ends in .parquet or .pq"),
+        (["simulate", "--out", "log.csv"], "such as log.parquet"),
+        (["simulate", "--out", "log"], "such as log.parquet"),
         (["scpo", "--out", "nowhere"], "config.json: not found"),
         (["run", "--roi-target", "-1"], "roi_target=-1.0: expected positive"),
         (["run", "--threads", "0"], "threads=0: expected None or at least 1"),
@@ -76,3 +88,26 @@ def test_errors_are_one_line(
     assert stop.value.code == 2
     error = capsys.readouterr().err
     assert message in error and "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["simulate", "--out", "log.parquet"], "starts from the beginning"),
+        (["vocabulary", "--amounts", "log.parquet", "--column", "coins"], "starts from the beginning"),
+        (["evaluate", "--out", "run"], "starts from the beginning"),
+        (["scpo", "--out", "run"], "goes on where this one stopped"),
+        (["run"], "goes on where this one stopped"),
+    ],
+)
+def test_an_interruption_says_what_the_same_command_does(
+    arguments: list[str], expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(command: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_execute", interrupted)
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 130
+    assert capsys.readouterr().err == f"goal: interrupted; the same command {expected}\n"

@@ -27,11 +27,15 @@ from goal.config import (
     ScpoConfig,
     VocabularyConfig,
 )
+from goal.data import Data
 from goal.errors import ConfigurationError
 from goal.log import Schema, read, write
 from goal.pipeline import STAGES, Run
 from goal.serialization import dumps, from_dict
+from goal.shapes import policy_config
 from goal.simulator import preset, simulate
+from goal.tokenizer import IncentiveTokenizer
+from goal.training import Pretraining
 from goal.training.metrics import explain
 
 pytestmark = pytest.mark.xdist_group("run")  # one worker makes the finished run for all of them
@@ -269,10 +273,74 @@ def test_amounts_that_the_vocabulary_cannot_write_are_not_offered(tmp_path: Path
     run.run(until="scpo")
 
 
+def test_no_amount_is_offered_that_nobody_logged(tmp_path: Path) -> None:
+    log = simulate(preset("calibrated"), "uniform", users=30, seed=3)
+    write(dataclasses.replace(log, incentives=log.incentives * 1.5, cost=log.cost * 1.5), tmp_path / "log.parquet")
+    log.schema.save(tmp_path / "log.toml")
+    config = dataclasses.replace(
+        TINY, environment=None, log=str(tmp_path / "log.parquet"), schema=str(tmp_path / "log.toml"),
+        vocabulary=VocabularyConfig(max_tokens=2),
+    )  # fmt: skip
+    said: list[str] = []
+    run = Run(config, tmp_path / "run", announce=said.append)
+    run.run(until="vocabulary")  # 15 and 1, so that 1.5 would be written as 1
+    assert run.policy_config.allowed_amounts == (0.0, 3.0, 6.0, 9.0, 12.0, 15.0)
+    assert any("5 of 11 logged amounts, such as 1.5, cannot be written in units of 1" in line for line in said)
+    windows = run.data.windows(run.data.splits.training, 4)
+    policy = Policy(run.policy_config, run.data.scaling)
+    taught = Pretraining(policy, windows, run.tokenizer, config.pretraining, (0.0,))
+    amounts = run.tokenizer.decode(taught.tokens).numpy()
+    np.testing.assert_array_equal(amounts, run.data.log.incentives[taught.windows.rows])
+    assert set(amounts) == set(run.policy_config.allowed_amounts) and len(amounts) < len(windows)
+    coarse = IncentiveTokenizer([100.0, 60.0])
+    with pytest.raises(ConfigurationError, match=r"vocabulary: writes none of the amounts .*1\.5.* below 60"):
+        policy_config(config, run.data, coarse)
+
+
 def test_configuration_survives_json() -> None:
     assert from_dict(RunConfig, json.loads(dumps(TINY))) == TINY
     with pytest.raises(ConfigurationError, match="unknown setting 'scop'"):
         from_dict(RunConfig, {"scop": {}})
+
+
+@pytest.mark.parametrize(("most", "read"), [(3000, 3000), (2000, 1500)])
+def test_candidates_are_found_on_no_more_states_than_said(
+    finished: Path, monkeypatch: pytest.MonkeyPatch, most: int, read: int
+) -> None:
+    run, rows = Run.open(finished), []
+    windows = Data.windows
+    monkeypatch.setattr("goal.pipeline.MOST_STATES", most)
+    monkeypatch.setattr(
+        Data, "windows", lambda self, given, length: (rows.append(len(given)), windows(self, given, length))[1]
+    )
+    run._candidates(run.reward)
+    assert rows == [read]
+
+
+def test_a_broken_folder_is_named(tmp_path: Path) -> None:
+    Run(TINY, tmp_path)
+    path = tmp_path / "config.json"
+    whole = path.read_text()
+    path.write_text(whole[:40])
+    for start in (lambda: Run.open(tmp_path), lambda: Run(TINY, tmp_path)):
+        with pytest.raises(ConfigurationError, match=r"config\.json: not JSON: .*; mend it"):
+            start()
+    for change, message in (
+        ({"seed": "0"}, "RunConfig: seed='0': a str came; expected int"),
+        ({"scpo": 3}, "RunConfig: scpo=3: a int came; expected ScpoConfig"),
+        ({"pretraining": {"loop": {"steps": 3}}}, "LoopConfig: the setting 'batch_size' is missing"),
+        ({"roi_target": -1}, "roi_target=-1: expected positive"),
+    ):
+        path.write_text(json.dumps({**json.loads(whole), **change}))
+        with pytest.raises(ConfigurationError, match=rf"config\.json: {message}.*; mend it"):
+            Run.open(tmp_path)
+    path.write_text("[]")
+    with pytest.raises(ConfigurationError, match=r"config\.json: holds a list; expected a JSON object"):
+        Run.open(tmp_path)
+    path.write_text(whole)
+    (tmp_path / "stages.json").write_text("{")
+    with pytest.raises(ConfigurationError, match=r"stages\.json: not JSON: .*; delete .*stages\.json"):
+        Run.open(tmp_path).run_stage("vocabulary")
 
 
 def test_settings_that_cannot_work_are_named() -> None:

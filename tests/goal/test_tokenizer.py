@@ -266,3 +266,10 @@ def test_real_logs_are_spelt_exactly(shared_data, name, column):
     assert tokenizer.statistics.worst_error == 0.0
     assert tokenizer.statistics.mean_length < 4
     assert tokenizer.size < 64
+
+
+def test_what_comes_back_from_its_tokens() -> None:
+    tokenizer = IncentiveTokenizer([5.0, 1.0, 0.1])
+    amounts = [0.0, 0.3, 0.1 + 0.2, float(np.float32(0.3)), 0.25, 5.09, 10.0]
+    assert tokenizer.writes(amounts).tolist() == [True, True, True, True, False, False, True]
+    assert tokenizer.writes([]).tolist() == []

@@ -207,6 +207,8 @@ def test_pooling_is_isotonic_regression(seed: int):
         ({"roi": "marginal"}, "roi"),
         ({"roi": "incremental"}, "baseline"),
         ({"roi": "incremental", "baseline": np.zeros(3)}, "baseline"),
+        ({"roi": "incremental", "baseline": np.full(10, np.nan)}, "baseline holds NaN or infinity"),
+        ({"roi": "incremental", "baseline": np.r_[np.zeros(9), np.inf]}, "baseline holds NaN or infinity"),
         ({"confidence": 0.3}, "confidence"),
         ({"new_users": 0}, "new_users"),
         ({"refine": 0.0}, "refine"),

@@ -211,6 +211,16 @@ def test_bad_values_are_named(changes: dict[str, object], message: str) -> None:
         ({"propensity": "k"}, [1, NAN, 1], "column 'k', row 1: the value is missing"),
         ({"order": "k"}, [0, None, 1], "column 'k', row 1: the "),
         ({"order": "k"}, ["0", "x", "1"], "column 'k', row 1: 'x' is not a number"),
+        (
+            {"order": "k"},
+            np.array([0, 2**63, 1], dtype=np.uint64),
+            "column 'k', row 1: 9223372036854775808 came; expected a whole number below 2**63",
+        ),
+        (
+            {"order": "k"},
+            np.array(["2024-01-31", "2024-01-31", "9999-12-31"], dtype="datetime64[s]"),
+            "column 'k', row 2: 9999-12-31 00:00:00 came; expected a time from 1678 to 2261",
+        ),
         ({"horizon": 1}, [0, 0, 0], "user 1 has 2 events, and the schema ends an episode after 1"),
     ],
 )
@@ -218,6 +228,21 @@ def test_bad_values_of_optional_columns_are_named(role: dict[str, object], value
     with pytest.raises(LogError) as caught:
         InteractionLog.from_columns(dataclasses.replace(BARE, **role), bare(k=values))  # type: ignore[arg-type]
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("bad", [2.0, -0.1, NAN])
+def test_a_clock_outside_the_episode_is_named(bad: float) -> None:
+    schema = dataclasses.replace(BARE, numeric=("k",), clock="k", horizon=4)
+    assert InteractionLog.from_columns(schema, bare(k=[0.0, 0.25, 1.0])).numeric[:, 0].tolist() == [0.0, 0.25, 1.0]
+    with pytest.raises(LogError, match=rf"column 'k', row 2: user 2 has the clock {bad:g}; .* divide the place"):
+        InteractionLog.from_columns(schema, bare(k=[0.0, 0.25, bad]))
+
+
+@pytest.mark.parametrize("unit", ["D", "s", "ms", "ns"])
+def test_times_may_order(unit: str) -> None:
+    days = np.array(["2024-03-01", "2024-02-01", "1969-01-01"], dtype=f"datetime64[{unit}]")
+    log = InteractionLog.from_columns(dataclasses.replace(BARE, order="n"), bare(u=[1, 1, 1], t=[0, 0, 0], n=days))
+    assert log.incentives.tolist() == [0, 2, 1]
 
 
 def test_an_order_column_breaks_ties_or_is_named() -> None:

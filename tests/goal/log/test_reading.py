@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +66,39 @@ def test_a_second_reading_leaves_the_first_intact(tmp_path: Path) -> None:
     two = read(tmp_path / "second.parquet", SCHEMA, storage=tmp_path / "store")
     assert_same(one, expected(first))
     assert_same(two, expected(second))
+
+
+def test_a_second_reading_that_cannot_take_its_place_leaves_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pq.write_table(table(50), tmp_path / "log.parquet")
+    read(tmp_path / "log.parquet", SCHEMA, storage=tmp_path / "store")
+    kept = {path.name: path.read_bytes() for path in (tmp_path / "store" / "interaction_log").iterdir()}
+    rename = os.replace
+
+    def fail(source: Path, target: Path) -> None:
+        if Path(source).name.startswith(".reading-"):
+            raise OSError("permission denied")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="permission denied"):
+        read(tmp_path / "log.parquet", SCHEMA, storage=tmp_path / "store")
+    assert [path.name for path in (tmp_path / "store").iterdir()] == ["interaction_log"]
+    assert {path.name: path.read_bytes() for path in (tmp_path / "store" / "interaction_log").iterdir()} == kept
+
+
+def test_times_that_order_may_have_different_units_in_different_files(tmp_path: Path) -> None:
+    schema = dataclasses.replace(BARE, order="n")
+    stamps = pa.array([5_000, 3_000, 1_000], pa.timestamp("ms"))
+    (tmp_path / "log").mkdir()
+    for part, unit in enumerate(("ms", "us", "ns")):
+        row = {"u": [1], "t": [0], "a": [part], "r": [0], "n": stamps.slice(part, 1).cast(pa.timestamp(unit, "UTC"))}
+        pq.write_table(pa.table(row), tmp_path / "log" / f"{part}.parquet")
+    assert read(tmp_path / "log", schema).incentives.tolist() == [2, 1, 0]
+    pq.write_table(pa.table({"u": [1], "t": [0], "a": [3], "r": [0], "n": [7]}), tmp_path / "log" / "3.parquet")
+    with pytest.raises(LogError, match=r"column 'n', .*: mixed types: whole numbers came where .* holds times"):
+        read(tmp_path / "log", schema)
 
 
 @pytest.mark.parametrize("compression", ["", ".gz"])

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -59,6 +62,16 @@ def test_padding_changes_nothing(make_policy: Make, make_history: MakeHistory) -
     )  # fmt: skip
     a, b = policy(history, torch.ones(6), tokens), policy(garbage, torch.ones(6), tokens)
     torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [1, 5])
+def test_events_beyond_the_window_are_not_read(window: int, make_policy: Make, make_history: MakeHistory) -> None:
+    policy, history, multiplier = make_policy(window=window), make_history(), torch.linspace(0, 3, 6)
+    seen, tokens = history.last(window), torch.tensor([[SOS, 4]] * 6)
+    assert torch.equal(policy(history, multiplier, tokens), policy(seen, multiplier, tokens))
+    assert torch.equal(policy.allocate(history, multiplier), policy.allocate(seen, multiplier))
+    assert torch.equal(policy.generate(history, multiplier).log_probs, policy.generate(seen, multiplier).log_probs)
+    assert torch.equal(policy.expert_usage(history, multiplier), policy.expert_usage(seen, multiplier))
 
 
 def test_the_pending_incentive_and_outcome_are_never_read(make_policy: Make, make_history: MakeHistory) -> None:
@@ -132,7 +145,7 @@ def test_samples_follow_the_policy(make_policy: Make, make_history: MakeHistory)
         assert abs(share - probability[token]) < 4 * (0.25 / 20_000) ** 0.5
 
 
-def test_save_and_load_bit_for_bit(make_policy: Make, make_history: MakeHistory, tmp_path) -> None:
+def test_save_and_load_bit_for_bit(make_policy: Make, make_history: MakeHistory, tmp_path: Path) -> None:
     policy = make_policy(allowed_amounts=(0.0, 1.0, 7.0))
     policy.save_pretrained(tmp_path / "policy")
     loaded = Policy.from_pretrained(tmp_path / "policy").eval()
@@ -146,12 +159,72 @@ def test_save_and_load_bit_for_bit(make_policy: Make, make_history: MakeHistory,
     }  # fmt: skip
 
 
-def test_load_names_what_is_missing(tmp_path, make_policy: Make) -> None:
+def test_load_names_what_is_missing(tmp_path: Path, make_policy: Make) -> None:
     with pytest.raises(ConfigurationError, match=r"config\.json: not found"):
         Policy.from_pretrained(tmp_path)
     make_policy().save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(ConfigurationError, match=r"model\.safetensors: not found"):
+        Policy.from_pretrained(tmp_path)
+
+
+def test_weights_of_another_policy_are_refused(tmp_path: Path, make_policy: Make) -> None:
+    policy = make_policy()
+    policy.save_pretrained(tmp_path)
+    config = (tmp_path / "config.json").read_text()
+    with torch.no_grad():
+        policy.encoder.condition_input.weight += 1
+    policy.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(config)  # as where saving was cut off before its last file
+    with pytest.raises(ConfigurationError, match=r"model\.safetensors: not the weights that .*config\.json"):
+        Policy.from_pretrained(tmp_path)
+    values = json.loads(config)
+    del values["weights_sha256"]  # a folder of an earlier version
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    loaded = Policy.from_pretrained(tmp_path)
+    assert torch.equal(loaded.encoder.condition_input.weight, policy.encoder.condition_input.weight)
+
+
+def test_what_cannot_be_written_leaves_what_was_there(
+    tmp_path: Path, make_policy: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_policy().save_pretrained(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def full(descriptor: int) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="no space left"):
+        make_policy(dimension=32).save_pretrained(tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("config.json", None, r"config\.json: not JSON"),
+        ("scaling.json", None, r"scaling\.json: not JSON"),
+        ("config.json", {"vocabulary": ...}, r"config\.json: PolicyConfig: the setting 'vocabulary' is missing"),
+        ("config.json", {"heads": "2"}, r"config\.json: PolicyConfig: heads='2': a str came; expected int"),
+        ("config.json", {"vocabulary": [1, None]}, r"config\.json: PolicyConfig: vocabulary=.*tuple\[float, \.\.\.\]"),
+        ("config.json", {"heads": 3}, r"config\.json: heads=3: expected a divisor"),
+        ("config.json", {"kind": "x"}, r"config\.json: PolicyConfig: unknown setting 'kind'"),
+        ("scaling.json", {"incentive_max": ...}, r"scaling\.json: FeatureScaling: .* 'incentive_max' is missing"),
+        ("scaling.json", {"numeric_mean": 0.0}, r"scaling\.json: FeatureScaling: numeric_mean=0\.0: a float came"),
+    ],
+)
+def test_broken_files_are_named(
+    tmp_path: Path, make_policy: Make, name: str, change: dict | None, message: str
+) -> None:
+    make_policy().save_pretrained(tmp_path)
+    path = tmp_path / name
+    if change is None:
+        path.write_bytes(path.read_bytes()[:20])
+    else:
+        values = {**json.loads(path.read_text()), **change}
+        path.write_text(json.dumps({key: value for key, value in values.items() if value is not ...}))
+    with pytest.raises(ConfigurationError, match=message + ".*; save the policy there again"):
         Policy.from_pretrained(tmp_path)
 
 

@@ -96,6 +96,27 @@ def test_missing_features_stay_missing_and_harm_no_other(log: InteractionLog) ->
     assert moved.isnan().all()
 
 
+def test_without_decisions_that_follow_one_another_nothing_moves(log: InteractionLog) -> None:
+    first = log.offsets[:-1]
+    effects = AmountEffects(log, first, np.full(len(first), -1))
+    assert effects.effect.shape == (2 + 3 + 2 * 2, 3) and not effects.effect.any()
+    outcomes = torch.from_numpy(log.outcomes[first[:5]])
+    numeric, _ = effects.next_features(torch.arange(5), torch.full((5,), 9.0), outcomes)
+    assert torch.equal(numeric, torch.from_numpy(log.numeric[[-1] * 5]))
+
+
+@pytest.mark.parametrize(("most", "expected"), [(5940, 5940), (4000, 2970), (5939, 2970), (10, 10)])
+def test_the_regression_reads_no_more_rows_than_it_says(
+    log: InteractionLog, monkeypatch: pytest.MonkeyPatch, most: int, expected: int
+) -> None:
+    read, solve = [], np.linalg.lstsq
+    monkeypatch.setattr("goal.training.effects.MOST_ROWS", most)
+    monkeypatch.setattr(np.linalg, "lstsq", lambda a, b, rcond: (read.append(len(a)), solve(a, b, rcond=rcond))[1])
+    monkeypatch.setattr(AmountEffects, "_standardised", lambda self, present: (read.append(len(present)), present)[1])
+    effects_of(log)
+    assert set(read) == {expected}
+
+
 def test_value_of_amounts_that_the_log_never_shows_in_such_states(
     data: Data, tokenizer: IncentiveTokenizer, log: InteractionLog
 ) -> None:

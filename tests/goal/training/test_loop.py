@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
+import math
 import os
 import signal
 import subprocess
@@ -15,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from goal.config import LoopConfig
 from goal.errors import ConfigurationError
@@ -132,3 +135,73 @@ def test_a_loss_that_is_not_finite_names_stage_and_step() -> None:
 
     with pytest.raises(FloatingPointError, match="regression, step 0"):
         Loop(CONFIG).run(Broken())
+
+
+class BadGradient(Regression):
+    """From some step on the loss stays finite and its gradient is not: the root of 0."""
+
+    def __init__(self, first: int) -> None:
+        super().__init__()
+        self.first, self.step = first, 0
+
+    def losses(
+        self, generator: torch.Generator, progress: float
+    ) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
+        output = self.module(torch.randn(16, 4, generator=generator))
+        self.step += 1
+        yield (output.square().mean() if self.step <= self.first else (0 * output).mean().sqrt()), {}
+
+
+def test_a_gradient_that_is_not_finite_reaches_neither_weights_nor_checkpoint(tmp_path: Path) -> None:
+    stage = BadGradient(first=3)
+    with pytest.raises(FloatingPointError, match="regression, step 3: gradient norm is nan"):
+        Loop(CONFIG, folder=tmp_path).run(stage)
+    kept = torch.load(tmp_path / "regression.checkpoint", weights_only=True)
+    assert kept["step"] == 3
+    for name, value in stage.module.state_dict().items():
+        assert value.isfinite().all() and torch.equal(value, kept["module"][name])
+
+
+def test_no_checkpoint_follows_a_gradient_that_was_not_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no step is looked at, as on a GPU, one bad gradient is found before the next checkpoint."""
+    looked = Loop._require_finite
+    monkeypatch.setattr(Loop, "_require_finite", lambda *arguments: None)  # steps 0 to 6 as if none were logged
+    stage = BadGradient(first=3)
+
+    def look_from_now_on() -> None:
+        monkeypatch.setattr(Loop, "_require_finite", staticmethod(looked))
+        for parameter in stage.module.parameters():  # weights that hide it
+            parameter.data.fill_(0.1)
+        stage.first = 100
+
+    config = dataclasses.replace(CONFIG, checkpoint_seconds=math.inf)
+    with pytest.raises(FloatingPointError, match="regression, step 7: gradient norm is nan"):
+        Loop(config, folder=tmp_path).run(stage, before={7: look_from_now_on})
+    assert not (tmp_path / "regression.checkpoint").exists()
+
+
+def test_only_the_forward_pass_runs_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Loop, "_autocast", lambda self, device: torch.autocast("cpu", dtype=torch.bfloat16))
+    seen: dict[str, set[bool]] = {"forward": set(), "backward": set(), "optimiser": set()}
+
+    class Watched(Regression):
+        def losses(
+            self, generator: torch.Generator, progress: float
+        ) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
+            x, outputs = torch.randn(16, 4, generator=generator), []
+            for _ in range(2):
+                output = self.module[0](x)
+                outputs.append(output.detach())
+                seen["forward"].add(torch.is_autocast_enabled("cpu"))
+                output.register_hook(lambda gradient: seen["backward"].add(torch.is_autocast_enabled("cpu")))
+                yield output.float().square().mean(), {}
+            assert not torch.equal(*outputs)  # the second loss is one of the new weights
+
+    hook = register_optimizer_step_pre_hook(lambda *arguments: seen["optimiser"].add(torch.is_autocast_enabled("cpu")))
+    try:
+        Loop(dataclasses.replace(CONFIG, steps=3, learning_rate=0.1)).run(Watched())
+    finally:
+        hook.remove()
+    assert seen == {"forward": {True}, "backward": {False}, "optimiser": {False}}
