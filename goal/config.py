@@ -369,6 +369,8 @@ class RunConfig:
     """auto, cpu, cuda or cuda:N."""
     threads: int | None = None
     """Threads of PyTorch on the CPU; None leaves PyTorch's own choice."""
+    maximum_amount: float | None = None
+    """Largest amount that the policy may pay (the paper's C_max over the cost of a unit); None: the largest logged."""
     simulated_users: int = 10_000
     """Users of the simulated log."""
     vocabulary: VocabularyConfig = VocabularyConfig()
@@ -385,6 +387,8 @@ class RunConfig:
             math.isfinite(self.roi_target) and self.roi_target > 0, "roi_target", self.roi_target, "positive and finite"
         )
         _require(self.threads is None or self.threads >= 1, "threads", self.threads, "None or at least 1")
+        cap = self.maximum_amount
+        _require(cap is None or 0 < cap < math.inf, "maximum_amount", cap, "None or positive and finite")
         _require(self.simulated_users >= 1, "simulated_users", self.simulated_users, "at least 1")
         _require(
             (self.log is None) == (self.schema is None),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -34,12 +35,14 @@ class Data:
             (docs/decisions.md 13).
         parameters: the simulated environment, or None.
         seed: of the run.
+        maximum_amount: the largest that may be paid; the log may hold larger ones.
     """
 
     log: InteractionLog
     splits: Splits
     parameters: Parameters | None
     seed: int
+    maximum_amount: float = math.inf
 
     @cached_property
     def scaling(self) -> FeatureScaling:
@@ -64,8 +67,19 @@ class Data:
 
     @cached_property
     def distinct_amounts(self) -> np.ndarray:
-        """Distinct amounts of the training rows, ascending."""
-        return np.unique(self.log.incentives[self.splits.training])
+        """Distinct amounts of the training rows that may be paid, ascending.
+
+        Raises:
+            ConfigurationError: no amount above 0 may be.
+        """
+        amounts = np.unique(self.log.incentives[self.splits.training])
+        payable = amounts[amounts <= self.maximum_amount]
+        if not (payable > 0).any() and (amounts > 0).any():
+            raise ConfigurationError(
+                f"maximum_amount={self.maximum_amount:g}: the smallest amount of the log is "
+                f"{amounts[amounts > 0][0]:g}, so nothing could be paid; raise it"
+            )
+        return payable
 
     @cached_property
     def allowed_amounts(self) -> tuple[float, ...] | None:
@@ -90,7 +104,8 @@ class Data:
         if self.allowed_amounts is not None:
             return np.array(self.allowed_amounts)
         amounts = self.log.incentives[self.splits.training]
-        quantiles = np.quantile(amounts[amounts > 0], np.linspace(0, 0.99, size - 1), method="inverted_cdf")
+        amounts = amounts[(amounts > 0) & (amounts <= self.maximum_amount)]
+        quantiles = np.quantile(amounts, np.linspace(0, 0.99, size - 1), method="inverted_cdf")
         return np.unique(np.r_[0.0, quantiles])
 
     def windows(self, rows: np.ndarray, length: int) -> Windows:
@@ -104,6 +119,7 @@ def load_data(config: RunConfig) -> Data:
     Raises:
         ConfigurationError, SchemaError, LogError: environment, schema or log cannot work.
     """
+    cap = math.inf if config.maximum_amount is None else config.maximum_amount
     if config.log is not None:
         assert config.schema is not None
         log = read(config.log, Schema.load(config.schema))
@@ -115,8 +131,8 @@ def load_data(config: RunConfig) -> Data:
                 f"least 2 are needed"
             )
         # A category that training never saw is unknown: nothing would have trained its embedding.
-        return Data(log.keep_categories(splits.training), splits, None, config.seed)
+        return Data(log.keep_categories(splits.training), splits, None, config.seed, cap)
     parameters = load(config.environment or "calibrated")
     log = simulate(parameters, users=config.simulated_users, seed=seed_of(config.seed, LOG_STREAM))
     nothing = np.zeros(0, dtype=np.int64)
-    return Data(log, Splits(np.arange(log.events), nothing, nothing), parameters, config.seed)
+    return Data(log, Splits(np.arange(log.events), nothing, nothing), parameters, config.seed, cap)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
@@ -29,8 +30,8 @@ def weighted_next_token_loss(logits: torch.Tensor, targets: torch.Tensor, token_
 class Pretraining:
     """The stage: draws training windows, and a multiplier from the candidate set where the log has none.
 
-    Where the policy offers listed amounts, decisions whose amount the vocabulary cannot write teach nothing: their
-    sequence is another amount's.
+    Decisions whose amount is beyond the policy's maximum teach nothing, nor, where amounts are listed, do those whose
+    amount the vocabulary cannot write: their sequence is another amount's.
 
     Args:
         policy: trained in place.
@@ -53,10 +54,13 @@ class Pretraining:
         self.module = policy.train()
         self.policy = policy
         self.config = config
+        amounts, offered = windows.log.incentives[windows.rows], np.ones(len(windows), dtype=bool)
         if policy.config.allowed_amounts is not None:
-            written = tokenizer.writes(windows.log.incentives[windows.rows])
-            if not written.all():
-                windows = Windows(windows.log, windows.rows[written], length=windows.length)
+            offered &= tokenizer.writes(amounts)
+        if policy.config.maximum_amount is not None:
+            offered &= amounts <= policy.config.maximum_amount
+        if not offered.all():
+            windows = Windows(windows.log, windows.rows[offered], length=windows.length)
         self.windows = windows
         self.multipliers = torch.tensor(multipliers)
         self.tokens = tokenizer.encode(windows.log.incentives[windows.rows])

@@ -168,6 +168,23 @@ def test_a_stage_asks_for_the_ones_before_it(tmp_path: Path) -> None:
         Run.open(tmp_path / "nothing")
 
 
+@pytest.mark.parametrize("listed", [True, False])
+def test_no_more_than_the_maximum_amount_is_paid(listed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not listed:
+        monkeypatch.setattr("goal.data.MOST_LISTED_AMOUNTS", 0)
+    run = Run(dataclasses.replace(TINY, maximum_amount=3.5), tmp_path)
+    run.run("scpo")
+    assert run.data.log.incentives.max() == 10, "the log may hold more"
+    policy, history = run.policy("policy"), run.data.windows(run.data.splits.training[::7], 4).batch(np.arange(40))
+    assert (policy.config.allowed_amounts is not None) is listed
+    drawn = policy.generate(history, torch.zeros(40), samples=50, greedy=False).amounts
+    assert 0 < float(drawn.max()) <= 3.5 and float(run.reward.grid.max()) == 3
+    with pytest.raises(ConfigurationError, match=r"maximum_amount=0\.5: the smallest amount of the log is 1"):
+        Run(dataclasses.replace(TINY, maximum_amount=0.5), tmp_path / "none").run("pretraining")
+    with pytest.raises(ConfigurationError, match="maximum_amount=0: expected None or positive and finite"):
+        dataclasses.replace(TINY, maximum_amount=0)
+
+
 def test_every_metric_is_explained(finished: Path) -> None:
     lines = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
     names = {(line["stage"], name) for line in lines for name in line if name not in ("stage", "step")}
