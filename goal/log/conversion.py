@@ -83,8 +83,21 @@ def numbers(name: str, column: pa.Array, place: Place) -> np.ndarray:
     if pa.types.is_boolean(kind):
         return _to_float(column.cast(pa.int8()).cast(pa.float64()))
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-        return _to_float(column.cast(pa.float64(), safe=False))
+        values = _to_float(column.cast(pa.float64(), safe=False))
+        if pa.types.is_decimal(kind):
+            # Arrow multiplies by a rounded power of ten, and so misses the nearest double that "0.29" reads as.
+            return np.rint(values * 10.0**kind.scale) / 10.0**kind.scale
+        return shortest(values) if kind.bit_width < 64 and pa.types.is_floating(kind) else values
     raise LogError(f"column {name!r}, {place.row(0)}: has the type {kind}; expected numbers, so convert the column")
+
+
+def shortest(values: np.ndarray) -> np.ndarray:
+    """Numbers `(n,)` that came as float32, as the shortest decimals that are stored alike: .29, not .28999999."""
+    stored, found = values.astype(np.float32), values.copy()
+    for decimals in reversed(range(8)):
+        rounded = np.round(values, decimals)
+        np.copyto(found, rounded, where=rounded.astype(np.float32) == stored)
+    return found
 
 
 def order_keys(name: str, column: pa.Array, place: Place) -> tuple[np.ndarray, str]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -310,3 +311,17 @@ def test_complete_journey(shared_data: Path) -> None:
         LogError, match=r"column 'ts', row 556 and row 557: user 14 has two events at .*2017-01-13T03:05:51"
     ):
         read(path, unordered)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 9_999_999), min_size=1, max_size=20), st.integers(0, 4))
+def test_amounts_stored_as_float32_or_decimals_are_those_that_were_written(units: list[int], decimals: int) -> None:
+    amounts = np.array([float(f"{unit}e-{decimals}") for unit in units])
+    stored = [
+        pa.array(amounts.astype(np.float32)),
+        pa.array([Decimal(f"{unit}e-{decimals}") for unit in units], pa.decimal128(12, decimals)),
+    ]
+    for incentives in stored:
+        given = {"u": np.zeros(len(units), int), "t": np.arange(len(units)), "r": np.ones(len(units))}
+        log = InteractionLog.from_columns(BARE, {**given, "a": incentives})
+        assert log.incentives.tolist() == amounts.tolist()
