@@ -51,7 +51,8 @@ class Policy(nn.Module):
     """`(V,)`: omega of the weighted next-token loss, by token."""
 
     def _check_scaling(self) -> None:
-        for name, size in (("numeric_mean", self.config.numeric_features), ("outcome_scale", self.config.outcomes)):
+        sizes = dict.fromkeys(("numeric_median", "numeric_mean", "numeric_std"), self.config.numeric_features)
+        for name, size in {**sizes, "outcome_scale": self.config.outcomes}.items():
             if len(getattr(self.scaling, name)) != size:
                 raise ConfigurationError(
                     f"scaling.{name} has {len(getattr(self.scaling, name))} entries, the policy has {size} such columns"

@@ -1,7 +1,7 @@
 """A policy as a folder: safetensors and JSON, no pickle.
 
-Each file is whole or not there, and config.json, written last, holds a digest of the weights: a folder whose writing
-was cut off between the two is refused.
+Each file is whole or not there. config.json, written first, holds a digest of the weights, written last: a folder whose
+writing was cut off in between is refused, also one that an earlier version wrote without a digest.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def save(policy: Policy, folder: Path) -> None:
     """Write ``policy`` into ``folder``."""
     tensors = {name: value.detach().cpu().contiguous() for name, value in policy.state_dict().items()}
     weights = safetensors.torch.save(tensors)
-    write_atomically(folder / WEIGHTS, weights)
+    write_atomically(folder / CONFIG, _json({**to_dict(policy.config), DIGEST: hashlib.sha256(weights).hexdigest()}))
     write_atomically(folder / SCALING, _json(policy.scaling.to_dict()))
     IncentiveTokenizer(policy.config.vocabulary, max_length=policy.config.max_length - 1).save(folder)
-    write_atomically(folder / CONFIG, _json({**to_dict(policy.config), DIGEST: hashlib.sha256(weights).hexdigest()}))
+    write_atomically(folder / WEIGHTS, weights)
 
 
 def load(kind: type[Policy], folder: Path) -> Policy:
@@ -46,7 +46,7 @@ def load(kind: type[Policy], folder: Path) -> Policy:
     digest = values.pop(DIGEST, None)
     config = from_dict(PolicyConfig, values, source=folder / CONFIG, remedy=REMEDY)
     values = read_json(_found(folder / SCALING), remedy=REMEDY)
-    policy = kind(config, from_dict(FeatureScaling, values, source=folder / SCALING, remedy=REMEDY))
+    scaling = from_dict(FeatureScaling, values, source=folder / SCALING, remedy=REMEDY)
     path = _found(folder / WEIGHTS)
     weights = path.read_bytes()
     if digest not in (None, hashlib.sha256(weights).hexdigest()):
@@ -54,6 +54,10 @@ def load(kind: type[Policy], folder: Path) -> Policy:
             f"{path}: not the weights that {folder / CONFIG} was written with, so one of the two is of another "
             f"policy (saving was cut off, or files were copied one by one); {REMEDY}"
         )
+    try:
+        policy = kind(config, scaling)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{folder}: {error}; {REMEDY}") from error
     try:
         policy.load_state_dict(safetensors.torch.load(weights))
     except (RuntimeError, SafetensorError) as error:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -175,7 +177,7 @@ def test_weights_of_another_policy_are_refused(tmp_path: Path, make_policy: Make
     with torch.no_grad():
         policy.encoder.condition_input.weight += 1
     policy.save_pretrained(tmp_path)
-    (tmp_path / "config.json").write_text(config)  # as where saving was cut off before its last file
+    (tmp_path / "config.json").write_text(config)  # as where files were copied one by one
     with pytest.raises(ConfigurationError, match=r"model\.safetensors: not the weights that .*config\.json"):
         Policy.from_pretrained(tmp_path)
     values = json.loads(config)
@@ -183,6 +185,39 @@ def test_weights_of_another_policy_are_refused(tmp_path: Path, make_policy: Make
     (tmp_path / "config.json").write_text(json.dumps(values))
     loaded = Policy.from_pretrained(tmp_path)
     assert torch.equal(loaded.encoder.condition_input.weight, policy.encoder.condition_input.weight)
+
+
+@pytest.mark.parametrize("earlier_version", [False, True])
+@pytest.mark.parametrize("written", [0, 1, 2, 3, 4])
+def test_saving_that_was_killed_is_noticed(
+    written: int, earlier_version: bool, tmp_path: Path, make_policy: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = make_policy(maximum_amount=50.0), make_policy(maximum_amount=80.0)
+    with torch.no_grad():
+        new.encoder.condition_input.weight += 1
+    old.save_pretrained(tmp_path)
+    if earlier_version:
+        values = json.loads((tmp_path / "config.json").read_text())
+        del values["weights_sha256"]
+        (tmp_path / "config.json").write_text(json.dumps(values))
+    replace, files = os.replace, itertools.count()
+
+    def stop_after_some(*paths: Path) -> None:
+        if next(files) >= written:
+            raise KeyboardInterrupt
+        replace(*paths)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", stop_after_some)
+        with pytest.raises(KeyboardInterrupt) if written < 4 else contextlib.nullcontext():
+            new.save_pretrained(tmp_path)
+    if 0 < written < 4:
+        with pytest.raises(ConfigurationError, match=r"model\.safetensors: not the weights that .*config\.json"):
+            Policy.from_pretrained(tmp_path)
+        return
+    loaded, expected = Policy.from_pretrained(tmp_path), new if written else old
+    assert loaded.config == expected.config
+    assert torch.equal(loaded.encoder.condition_input.weight, expected.encoder.condition_input.weight)
 
 
 def test_what_cannot_be_written_leaves_what_was_there(
@@ -211,6 +246,7 @@ def test_what_cannot_be_written_leaves_what_was_there(
         ("config.json", {"heads": 3}, r"config\.json: heads=3: expected a divisor"),
         ("config.json", {"kind": "x"}, r"config\.json: PolicyConfig: unknown setting 'kind'"),
         ("scaling.json", {"incentive_max": ...}, r"scaling\.json: FeatureScaling: .* 'incentive_max' is missing"),
+        ("scaling.json", {"numeric_std": [1.0]}, r"scaling\.numeric_std has 1 entries, the policy has 2 such columns"),
         ("scaling.json", {"numeric_mean": 0.0}, r"scaling\.json: FeatureScaling: numeric_mean=0\.0: a float came"),
     ],
 )
