@@ -66,13 +66,17 @@ class Policy(nn.Module):
     def causal_states(self, history: History) -> torch.Tensor:
         """Encode a history without its multiplier: `(B, L, D)`, shared by all multipliers of a state.
 
-        It reads every event given; `forward` and `generate` take the last `config.window` first.
+        L is at most `config.window`: of a longer history the last events are read.
         """
-        return self.causal(self.embedding(history))
+        return self.causal(self.embedding(history.last(self.config.window)))
 
     def remember(self, causal_states: torch.Tensor, lengths: torch.Tensor, multiplier: torch.Tensor) -> Memory:
-        """Encode causal states `(B, L, D)` under multipliers `(B,)` for the decoder."""
+        """Encode causal states `(B, L, D)` of histories of ``lengths`` `(B,)` under multipliers `(B,)` for the decoder.
+
+        A history longer than L lost its earliest events in `causal_states` and ends at L.
+        """
         condition = self.encoder.embed_multiplier(multiplier)
+        lengths = lengths.clamp(max=causal_states.shape[1])
         return self.decoder.remember(self.encoder(causal_states, condition), condition, lengths)
 
     def raw_logits(self, memory: Memory, tokens: torch.Tensor) -> torch.Tensor:
@@ -119,7 +123,7 @@ class Policy(nn.Module):
         Raises:
             ValueError: a shape does not fit; the message names it.
         """
-        history = self._checked(history, multiplier)
+        self._check(history, multiplier)
         if tokens.ndim != 2 or len(tokens) != len(history) or not 1 <= tokens.shape[1] <= self.config.max_length:
             raise ValueError(
                 f"tokens: shape {tuple(tokens.shape)} came; expected ({len(history)}, T) with T from 1 to "
@@ -152,7 +156,7 @@ class Policy(nn.Module):
         Raises:
             ValueError: a shape or a setting does not fit; the message names it.
         """
-        history = self._checked(history, multiplier)
+        self._check(history, multiplier)
         if samples < 1 or not 0 < temperature < math.inf:
             raise ValueError(
                 f"samples={samples}, temperature={temperature}: expected at least 1, and above 0 and finite"
@@ -168,14 +172,13 @@ class Policy(nn.Module):
     @torch.no_grad()
     def expert_usage(self, history: History, multiplier: torch.Tensor) -> torch.Tensor:
         """Mean routing probability of each expert at the first step, `(layers, E)` (the paper's figure on experts)."""
-        history = self._checked(history, multiplier)
+        self._check(history, multiplier)
         memory = self.remember(self.causal_states(history), history.lengths, multiplier)
         start = torch.full((len(history), 1, 1), SOS, device=history.device)
         _, routing = self.decoder(memory, start)
         return torch.stack([probabilities.mean(dim=(0, 1)) for probabilities in routing])
 
-    def _checked(self, history: History, multiplier: torch.Tensor) -> History:
-        """Check the arguments; return the events that this policy was built to read."""
+    def _check(self, history: History, multiplier: torch.Tensor) -> None:
         config = self.config
         expected = (config.numeric_features, len(config.categorical_sizes), config.outcomes)
         came = (history.numeric.shape[-1], history.categorical.shape[-1], history.outcomes.shape[-1])
@@ -194,7 +197,6 @@ class Policy(nn.Module):
             bad = ~(multiplier.isfinite() & (multiplier >= 0))
             if bad.any():
                 raise ValueError(f"multiplier: {float(multiplier[bad][0])} came; expected finite numbers of at least 0")
-        return history.last(config.window)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write weights (safetensors), config.json, vocabulary.json and scaling.json into ``folder``."""

@@ -74,6 +74,8 @@ def test_events_beyond_the_window_are_not_read(window: int, make_policy: Make, m
     assert torch.equal(policy.allocate(history, multiplier), policy.allocate(seen, multiplier))
     assert torch.equal(policy.generate(history, multiplier).log_probs, policy.generate(seen, multiplier).log_probs)
     assert torch.equal(policy.expert_usage(history, multiplier), policy.expert_usage(seen, multiplier))
+    memory = policy.remember(policy.causal_states(history), history.lengths, multiplier)
+    assert torch.equal(policy.score(memory, tokens[:, None])[:, 0], policy(seen, multiplier, tokens))
 
 
 def test_the_pending_incentive_and_outcome_are_never_read(make_policy: Make, make_history: MakeHistory) -> None:
