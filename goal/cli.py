@@ -155,13 +155,17 @@ def _execute(command: Any) -> None:
                 f"--out {command.out}: expected a name that ends in .parquet or .pq, such as "
                 f"{command.out.with_suffix('.parquet')}; the schema goes beside it"
             )
+        schema = command.out.with_suffix(".toml")
+        if schema.resolve() == Path(command.environment).resolve():
+            raise ConfigurationError(
+                f"--out {command.out}: its schema {schema} would replace the environment; give the log another name"
+            )
         from goal.log import write
         from goal.simulator import load, simulate
 
         log = simulate(load(command.environment), command.behaviour, users=command.users, seed=command.seed)
         command.out.parent.mkdir(parents=True, exist_ok=True)
         write(log, command.out)
-        schema = command.out.with_suffix(".toml")
         log.schema.save(schema)
         print(f"{log.events} events of {log.users} users in {command.out}, schema in {schema}")
         return

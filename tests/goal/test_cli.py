@@ -70,6 +70,7 @@ def test_a_vocabulary_is_built_from_a_folder_of_parquet(tmp_path: Path, capsys: 
         (["simulate", "--out", "log.toml"], "--out log.toml: expected a name that ends in .parquet or .pq"),
         (["simulate", "--out", "log.csv"], "such as log.parquet"),
         (["simulate", "--out", "log"], "such as log.parquet"),
+        (["simulate", "--environment", "shop.toml", "--out", "./shop.parquet"], "would replace the environment"),
         (["scpo", "--out", "nowhere"], "config.json: not found"),
         (["run", "--roi-target", "-1"], "roi_target=-1.0: expected positive"),
         (["run", "--threads", "0"], "threads=0: expected None or at least 1"),
