@@ -353,7 +353,7 @@ class Run:
         """Return a JSON file of the folder.
 
         Raises:
-            ConfigurationError: it is broken.
+            ConfigurationError: it is absent or broken.
         """
         # Without stages.json no stage counts as ended, so each writes its files again.
         remedy = f"delete {self.folder / 'stages.json'} and start the run again with the same settings"

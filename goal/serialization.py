@@ -92,10 +92,13 @@ def read_json(path: Path, *, remedy: str) -> dict[str, Any]:
     """Read a JSON object.
 
     Raises:
-        ConfigurationError: the file is broken or holds something else; the message names it and the ``remedy``.
+        ConfigurationError: the file is absent, is broken or holds something else; the message names it and the
+            ``remedy``.
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigurationError(f"{path}: not found; {remedy}") from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: not JSON: {error}; {remedy}") from error
     if not isinstance(values, dict):

@@ -358,6 +358,8 @@ def test_a_broken_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "stages.json").write_text("{")
     with pytest.raises(ConfigurationError, match=r"stages\.json: not JSON: .*; delete .*stages\.json"):
         Run.open(tmp_path).run_stage("vocabulary")
+    with pytest.raises(ConfigurationError, match=r"evaluation\.json: not found; delete .*stages\.json"):
+        Run.open(tmp_path).read("evaluation.json")
 
 
 def test_settings_that_cannot_work_are_named() -> None:
