@@ -19,8 +19,8 @@ def _require(condition: bool, name: str, value: object, expected: str) -> None:
         raise ConfigurationError(f"{name}={value!r}: expected {expected}")
 
 
-def _require_each(config: object, names: tuple[str, ...], accepts: Callable[[Any], bool], expected: str) -> None:
-    for name in names:
+def _require_each(config: object, names: str, accepts: Callable[[Any], bool], expected: str) -> None:
+    for name in names.split():
         _require(accepts(getattr(config, name)), name, getattr(config, name), expected)
 
 
@@ -33,12 +33,16 @@ def _require_choices(config: object) -> None:
             _require(value in get_args(hint), name, value, f"{', '.join(others)} or {last}")
 
 
-def _finite_from_0(value: float) -> bool:
-    return 0 <= value < math.inf
+def _require_counts(config: object, names: str) -> None:
+    _require_each(config, names, lambda value: value >= 1, "at least 1")
 
 
-def _finite_above_0(value: float) -> bool:
-    return 0 < value < math.inf
+def _require_positive(config: object, names: str) -> None:
+    _require_each(config, names, lambda value: 0 < value < math.inf, "positive and finite")
+
+
+def _require_not_negative(config: object, names: str) -> None:
+    _require_each(config, names, lambda value: 0 <= value < math.inf, "finite and at least 0")
 
 
 @dataclass(frozen=True)
@@ -89,9 +93,9 @@ class NetworkConfig:
 
     def __post_init__(self) -> None:
         _require_choices(self)
-        for name in ("window", "dimension", "heads", "kernel_size", "encoder_layers", "decoder_layers", "feedforward",
-                     "experts", "expert_hidden"):  # fmt: skip
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        _require_counts(
+            self, "window dimension heads kernel_size encoder_layers decoder_layers feedforward experts expert_hidden"
+        )
         _require(self.dimension % self.heads == 0, "heads", self.heads, f"a divisor of dimension={self.dimension}")
         _require(all(d >= 1 for d in self.dilations), "dilations", self.dilations, "integers of at least 1")
         _require(
@@ -99,7 +103,7 @@ class NetworkConfig:
             "experts_per_token", self.experts_per_token, f"between 1 and experts={self.experts}",
         )  # fmt: skip
         _require(0 <= self.dropout < 1, "dropout", self.dropout, "in [0, 1)")
-        _require(self.weight_smoothing > 0, "weight_smoothing", self.weight_smoothing, "positive")
+        _require_positive(self, "weight_smoothing")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,15 +136,12 @@ class PolicyConfig(NetworkConfig):
         values = self.vocabulary
         _require(len(values) > 0, "vocabulary", values, "at least one value")
         _require(
-            all(a > b for a, b in pairwise(values)) and values[-1] > 0,
-            "vocabulary", values, "positive values, strictly descending",
+            all(a > b for a, b in pairwise((math.inf, *values))) and values[-1] > 0,
+            "vocabulary", values, "positive values, strictly descending and finite",
         )  # fmt: skip
-        _require(self.outcomes >= 1, "outcomes", self.outcomes, "at least 1")
+        _require_counts(self, "outcomes")
         _require(self.numeric_features >= 0, "numeric_features", self.numeric_features, "at least 0")
-        _require(
-            math.isfinite(self.multiplier_max) and self.multiplier_max > 0,
-            "multiplier_max", self.multiplier_max, "positive and finite",
-        )  # fmt: skip
+        _require_positive(self, "multiplier_max")
         _require(self.max_length >= 2, "max_length", self.max_length, "at least 2 (a token and EOS)")
         _require(
             self.maximum_amount is None or self.maximum_amount >= 0,
@@ -190,11 +191,10 @@ class LoopConfig:
     """Least time between two checkpoints; one is always written at the end."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "log_every"):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        _require_each(self, ("learning_rate",), _finite_above_0, "positive and finite")
-        _require_each(self, ("final_learning_rate", "weight_decay"), _finite_from_0, "finite and at least 0")
-        _require_each(self, ("warmup_steps", "checkpoint_seconds"), lambda value: value >= 0, "at least 0")
+        _require_counts(self, "steps batch_size log_every")
+        _require_positive(self, "learning_rate")
+        _require_not_negative(self, "final_learning_rate weight_decay")
+        _require_each(self, "warmup_steps checkpoint_seconds", lambda value: value >= 0, "at least 0")
         _require(self.gradient_clip > 0, "gradient_clip", self.gradient_clip, "positive")
 
 
@@ -249,12 +249,9 @@ class RewardConfig:
         _require(0 <= self.discount < 1, "discount", self.discount, "in [0, 1)")
         _require(math.isfinite(self.fusion_weight), "fusion_weight", self.fusion_weight, "finite")
         _require(0 <= self.counterfactual <= 1, "counterfactual", self.counterfactual, "in [0, 1]")
-        _require_each(
-            self, ("window", "dimension", "value_dimension", "ensemble"), lambda value: value >= 1, "at least 1"
-        )
-        for name in ("target_rate_start", "target_rate"):
-            _require(0 < getattr(self, name) <= 1, name, getattr(self, name), "in (0, 1]")
-        _require(self.travel > 0, "travel", self.travel, "positive")
+        _require_counts(self, "window dimension value_dimension ensemble")
+        _require_each(self, "target_rate_start target_rate", lambda value: 0 < value <= 1, "in (0, 1]")
+        _require_positive(self, "travel")
         _require(self.grid_size >= 2, "grid_size", self.grid_size, "at least 2")
 
 
@@ -291,15 +288,13 @@ class ScpoConfig:
     def __post_init__(self) -> None:
         _require_choices(self)
         _require(self.group_size >= 2, "group_size", self.group_size, "at least 2")
-        for name in ("pool", "updates_per_rollout"):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        _require_counts(self, "pool updates_per_rollout")
         _require(0 <= self.exploration <= 1, "exploration", self.exploration, "in [0, 1]")
-        _require_each(self, ("kl_weight", "kl_weight_start", "std_floor"), _finite_from_0, "finite and at least 0")
+        _require_not_negative(self, "kl_weight kl_weight_start std_floor")
         # Without it a group of equal candidates would divide 0 by 0.
-        _require_each(self, ("advantage_epsilon",), _finite_above_0, "positive and finite")
+        _require_positive(self, "advantage_epsilon")
         _require(self.importance_cap > 0, "importance_cap", self.importance_cap, "positive")
-        for name in ("clip_low", "clip_high"):
-            _require(0 < getattr(self, name) < 1, name, getattr(self, name), "in (0, 1)")
+        _require_each(self, "clip_low clip_high", lambda value: 0 < value < 1, "in (0, 1)")
 
 
 @dataclass(frozen=True)
@@ -317,8 +312,7 @@ class ConstraintConfig:
 
     def __post_init__(self) -> None:
         _require_choices(self)
-        for name in ("step", "fine_step"):
-            _require(getattr(self, name) > 0, name, getattr(self, name), "positive")
+        _require_positive(self, "step fine_step")
         _require(
             self.confidence is None or 0.5 < self.confidence < 1, "confidence", self.confidence, "None or in (0.5, 1)"
         )

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from goal.config import (
+    ConstraintConfig,
     LoopConfig,
     NetworkConfig,
     PolicyConfig,
@@ -53,6 +54,10 @@ def test_words_are_checked(make: Any, message: str) -> None:
         (ScpoConfig, "kl_weight_start", (-0.1, math.inf)),
         (ScpoConfig, "kl_weight", (math.inf,)),
         (RewardConfig, "fusion_weight", (math.inf,)),
+        (RewardConfig, "travel", (0.0, math.inf)),
+        (ConstraintConfig, "step", (0.0, math.inf)),
+        (ConstraintConfig, "fine_step", (0.0, math.inf)),
+        (NetworkConfig, "weight_smoothing", (0.0, math.inf)),
         (RewardConfig, "dimension", (0,)),
         (RewardConfig, "value_dimension", (0,)),
         (LoopConfig, "weight_decay", (-0.1, math.inf)),
@@ -74,5 +79,7 @@ def test_no_amount_is_offered_beyond_the_maximum() -> None:
         PolicyConfig(vocabulary=(3.0, 1.0), maximum_amount=4.0, allowed_amounts=(0.0, 3.0, 6.0))
     with pytest.raises(ConfigurationError, match="finite amounts"):
         PolicyConfig(vocabulary=(3.0, 1.0), allowed_amounts=(0.0, math.inf))
+    with pytest.raises(ConfigurationError, match="strictly descending and finite"):
+        PolicyConfig(vocabulary=(math.inf, 1.0))
     # Sums of the vocabulary round.
     PolicyConfig(vocabulary=(0.2, 0.1), maximum_amount=0.3, allowed_amounts=(0.0, 0.1 + 0.2))
