@@ -5,6 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -125,6 +129,34 @@ def test_a_run_that_stopped_ends_with_the_same_result(
     assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
     for name in ("calibration.json", "evaluation.json"):
         assert (finished / name).read_text() == (tmp_path / name).read_text()
+
+
+def test_a_process_that_was_killed_in_training_ends_with_the_same_policy(finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    shutil.rmtree(tmp_path / "policy")
+    checkpoint = tmp_path / "checkpoints" / "scpo.checkpoint"
+    checkpoint.unlink()
+    ended = json.loads((tmp_path / "stages.json").read_text())
+    (tmp_path / "stages.json").write_text(json.dumps({stage: ended[stage] for stage in STAGES[:3]}))
+    script = (
+        "import sys, time; from goal.pipeline import Run; from goal.training import Loop; save = Loop._save;"
+        "Loop._save = lambda *arguments: (save(*arguments), time.sleep(0.5));"
+        "Run.open(sys.argv[1]).run(until='scpo')"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)])
+    deadline = time.monotonic() + 120
+    while not checkpoint.is_file() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    assert (
+        torch.load(checkpoint, weights_only=True)["step"] < TINY.scpo.loop.steps and not (tmp_path / "policy").exists()
+    )
+    Run.open(tmp_path).run(until="scpo")
+    whole, resumed = (load_file(folder / "policy" / "model.safetensors") for folder in (finished, tmp_path))
+    assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
+    metrics = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in metrics if line["stage"] == "scpo"] == list(range(TINY.scpo.loop.steps))
 
 
 def test_other_settings_in_the_same_folder_are_refused(finished: Path) -> None:
