@@ -6,43 +6,18 @@ The paper calls three things epsilon and two things delta (docs/decisions.md 5);
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Literal
 
-from goal.errors import ConfigurationError
-
-
-def _require(condition: bool, name: str, value: object, expected: str) -> None:
-    if not condition:
-        raise ConfigurationError(f"{name}={value!r}: expected {expected}")
-
-
-def _require_each(config: object, names: str, accepts: Callable[[Any], bool], expected: str) -> None:
-    for name in names.split():
-        _require(accepts(getattr(config, name)), name, getattr(config, name), expected)
-
-
-def _require_choices(config: object) -> None:
-    """Every field that is a Literal holds one of its values."""
-    for name, hint in get_type_hints(type(config)).items():
-        if get_origin(hint) is Literal:
-            *others, last = map(repr, get_args(hint))
-            value = getattr(config, name)
-            _require(value in get_args(hint), name, value, f"{', '.join(others)} or {last}")
-
-
-def _require_counts(config: object, names: str) -> None:
-    _require_each(config, names, lambda value: value >= 1, "at least 1")
-
-
-def _require_positive(config: object, names: str) -> None:
-    _require_each(config, names, lambda value: 0 < value < math.inf, "positive and finite")
-
-
-def _require_not_negative(config: object, names: str) -> None:
-    _require_each(config, names, lambda value: 0 <= value < math.inf, "finite and at least 0")
+from goal.checks import (
+    require,
+    require_choices,
+    require_counts,
+    require_each,
+    require_not_negative,
+    require_positive,
+)
 
 
 @dataclass(frozen=True)
@@ -92,18 +67,18 @@ class NetworkConfig:
     """The delta of omega = log10(v + 1) + delta, Eq. of the weighted next-token loss."""
 
     def __post_init__(self) -> None:
-        _require_choices(self)
-        _require_counts(
+        require_choices(self)
+        require_counts(
             self, "window dimension heads kernel_size encoder_layers decoder_layers feedforward experts expert_hidden"
         )
-        _require(self.dimension % self.heads == 0, "heads", self.heads, f"a divisor of dimension={self.dimension}")
-        _require(all(d >= 1 for d in self.dilations), "dilations", self.dilations, "integers of at least 1")
-        _require(
+        require(self.dimension % self.heads == 0, "heads", self.heads, f"a divisor of dimension={self.dimension}")
+        require(all(d >= 1 for d in self.dilations), "dilations", self.dilations, "integers of at least 1")
+        require(
             1 <= self.experts_per_token <= self.experts,
             "experts_per_token", self.experts_per_token, f"between 1 and experts={self.experts}",
         )  # fmt: skip
-        _require(0 <= self.dropout < 1, "dropout", self.dropout, "in [0, 1)")
-        _require_positive(self, "weight_smoothing")
+        require(0 <= self.dropout < 1, "dropout", self.dropout, "in [0, 1)")
+        require_positive(self, "weight_smoothing")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,29 +109,29 @@ class PolicyConfig(NetworkConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         values = self.vocabulary
-        _require(len(values) > 0, "vocabulary", values, "at least one value")
-        _require(
+        require(len(values) > 0, "vocabulary", values, "at least one value")
+        require(
             all(a > b for a, b in pairwise((math.inf, *values))) and values[-1] > 0,
             "vocabulary", values, "positive values, strictly descending and finite",
         )  # fmt: skip
-        _require_counts(self, "outcomes")
-        _require(self.numeric_features >= 0, "numeric_features", self.numeric_features, "at least 0")
-        _require_positive(self, "multiplier_max")
-        _require(self.max_length >= 2, "max_length", self.max_length, "at least 2 (a token and EOS)")
-        _require(
+        require_counts(self, "outcomes")
+        require(self.numeric_features >= 0, "numeric_features", self.numeric_features, "at least 0")
+        require_positive(self, "multiplier_max")
+        require(self.max_length >= 2, "max_length", self.max_length, "at least 2 (a token and EOS)")
+        require(
             self.maximum_amount is None or self.maximum_amount >= 0,
             "maximum_amount", self.maximum_amount, "None or at least 0",
         )  # fmt: skip
         amounts = self.allowed_amounts
         if amounts is not None:
-            _require(self.canonical, "allowed_amounts", "a list", "canonical=True beside it")
-            _require(
+            require(self.canonical, "allowed_amounts", "a list", "canonical=True beside it")
+            require(
                 len(amounts) > 0 and amounts[0] >= 0 and all(a < b for a, b in pairwise(amounts)),
                 "allowed_amounts", amounts, "amounts of at least 0, strictly ascending",
             )  # fmt: skip
             # An amount beyond the bound would be offered and could not be written to its end.
             most = math.inf if self.maximum_amount is None else self.maximum_amount + 1e-6 * min(values)
-            _require(
+            require(
                 math.isfinite(max(amounts)) and max(amounts) <= most,
                 "allowed_amounts", amounts, f"finite amounts, none above maximum_amount={self.maximum_amount}",
             )  # fmt: skip
@@ -191,11 +166,11 @@ class LoopConfig:
     """Least time between two checkpoints; one is always written at the end."""
 
     def __post_init__(self) -> None:
-        _require_counts(self, "steps batch_size log_every")
-        _require_positive(self, "learning_rate")
-        _require_not_negative(self, "final_learning_rate weight_decay")
-        _require_each(self, "warmup_steps checkpoint_seconds", lambda value: value >= 0, "at least 0")
-        _require(self.gradient_clip > 0, "gradient_clip", self.gradient_clip, "positive")
+        require_counts(self, "steps batch_size log_every")
+        require_positive(self, "learning_rate")
+        require_not_negative(self, "final_learning_rate weight_decay")
+        require_each(self, "warmup_steps checkpoint_seconds", lambda value: value >= 0, "at least 0")
+        require(self.gradient_clip > 0, "gradient_clip", self.gradient_clip, "positive")
 
 
 @dataclass(frozen=True)
@@ -245,14 +220,14 @@ class RewardConfig:
     """Amounts at which values are compared where the log has more distinct amounts than this."""
 
     def __post_init__(self) -> None:
-        _require_choices(self)
-        _require(0 <= self.discount < 1, "discount", self.discount, "in [0, 1)")
-        _require(math.isfinite(self.fusion_weight), "fusion_weight", self.fusion_weight, "finite")
-        _require(0 <= self.counterfactual <= 1, "counterfactual", self.counterfactual, "in [0, 1]")
-        _require_counts(self, "window dimension value_dimension ensemble")
-        _require_each(self, "target_rate_start target_rate", lambda value: 0 < value <= 1, "in (0, 1]")
-        _require_positive(self, "travel")
-        _require(self.grid_size >= 2, "grid_size", self.grid_size, "at least 2")
+        require_choices(self)
+        require(0 <= self.discount < 1, "discount", self.discount, "in [0, 1)")
+        require(math.isfinite(self.fusion_weight), "fusion_weight", self.fusion_weight, "finite")
+        require(0 <= self.counterfactual <= 1, "counterfactual", self.counterfactual, "in [0, 1]")
+        require_counts(self, "window dimension value_dimension ensemble")
+        require_each(self, "target_rate_start target_rate", lambda value: 0 < value <= 1, "in (0, 1]")
+        require_positive(self, "travel")
+        require(self.grid_size >= 2, "grid_size", self.grid_size, "at least 2")
 
 
 @dataclass(frozen=True)
@@ -286,15 +261,15 @@ class ScpoConfig:
     """Truncation of pi_old / mu in the shared rollout."""
 
     def __post_init__(self) -> None:
-        _require_choices(self)
-        _require(self.group_size >= 2, "group_size", self.group_size, "at least 2")
-        _require_counts(self, "pool updates_per_rollout")
-        _require(0 <= self.exploration <= 1, "exploration", self.exploration, "in [0, 1]")
-        _require_not_negative(self, "kl_weight kl_weight_start std_floor")
+        require_choices(self)
+        require(self.group_size >= 2, "group_size", self.group_size, "at least 2")
+        require_counts(self, "pool updates_per_rollout")
+        require(0 <= self.exploration <= 1, "exploration", self.exploration, "in [0, 1]")
+        require_not_negative(self, "kl_weight kl_weight_start std_floor")
         # Without it a group of equal candidates would divide 0 by 0.
-        _require_positive(self, "advantage_epsilon")
-        _require(self.importance_cap > 0, "importance_cap", self.importance_cap, "positive")
-        _require_each(self, "clip_low clip_high", lambda value: 0 < value < 1, "in (0, 1)")
+        require_positive(self, "advantage_epsilon")
+        require(self.importance_cap > 0, "importance_cap", self.importance_cap, "positive")
+        require_each(self, "clip_low clip_high", lambda value: 0 < value < 1, "in (0, 1)")
 
 
 @dataclass(frozen=True)
@@ -311,12 +286,12 @@ class ConstraintConfig:
     """Simulated users of one calibration rollout."""
 
     def __post_init__(self) -> None:
-        _require_choices(self)
-        _require_positive(self, "step fine_step")
-        _require(
+        require_choices(self)
+        require_positive(self, "step fine_step")
+        require(
             self.confidence is None or 0.5 < self.confidence < 1, "confidence", self.confidence, "None or in (0.5, 1)"
         )
-        _require(self.users >= 2, "users", self.users, "at least 2")
+        require(self.users >= 2, "users", self.users, "at least 2")
 
 
 @dataclass(frozen=True)
@@ -331,9 +306,9 @@ class EvaluationConfig:
     """Interactions from one window to the next; None: a quarter of the window."""
 
     def __post_init__(self) -> None:
-        _require(self.rvr_window >= 1, "rvr_window", self.rvr_window, "at least 1")
-        _require(self.users is None or self.users >= 1, "users", self.users, "None or at least 1")
-        _require(self.rvr_stride is None or self.rvr_stride >= 1, "rvr_stride", self.rvr_stride, "None or at least 1")
+        require(self.rvr_window >= 1, "rvr_window", self.rvr_window, "at least 1")
+        require(self.users is None or self.users >= 1, "users", self.users, "None or at least 1")
+        require(self.rvr_stride is None or self.rvr_stride >= 1, "rvr_stride", self.rvr_stride, "None or at least 1")
 
     def window(self, interactions: int) -> int:
         """Window of the ROI violation rate on a stream; a shorter stream is one window."""
@@ -376,15 +351,15 @@ class RunConfig:
     evaluation: EvaluationConfig = EvaluationConfig()
 
     def __post_init__(self) -> None:
-        _require_choices(self)
-        _require(
+        require_choices(self)
+        require(
             math.isfinite(self.roi_target) and self.roi_target > 0, "roi_target", self.roi_target, "positive and finite"
         )
-        _require(self.threads is None or self.threads >= 1, "threads", self.threads, "None or at least 1")
+        require(self.threads is None or self.threads >= 1, "threads", self.threads, "None or at least 1")
         cap = self.maximum_amount
-        _require(cap is None or 0 < cap < math.inf, "maximum_amount", cap, "None or positive and finite")
-        _require(self.simulated_users >= 1, "simulated_users", self.simulated_users, "at least 1")
-        _require(
+        require(cap is None or 0 < cap < math.inf, "maximum_amount", cap, "None or positive and finite")
+        require(self.simulated_users >= 1, "simulated_users", self.simulated_users, "at least 1")
+        require(
             (self.log is None) == (self.schema is None),
             "schema",
             self.schema,
