@@ -16,6 +16,8 @@ from goal_kernels.scpo_loss import eager as eager_loss
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
 RELATIVE_ERROR = {torch.bfloat16: 1e-2, torch.float16: 1e-3, torch.float32: 1e-5}
 OPTIONS = {"clip_low": 0.2, "clip_high": 0.3, "kl_weight": 0.05}
+# One worker of xdist runs what needs most of the card's memory, one test after another (--dist loadgroup)
+memory = pytest.mark.xdist_group("memory")
 
 
 def experts_arguments(
@@ -162,6 +164,7 @@ def test_the_device_of_the_input_is_used() -> None:
     torch.testing.assert_close(out, expected, atol=2e-2, rtol=2e-2)
 
 
+@memory
 def test_experts_of_more_than_two_to_the_31_elements() -> None:
     """Tokens past the 31-bit edge, forward and backward: those before are zero and so is their upstream gradient."""
     channels, last = 128, 64
@@ -184,6 +187,7 @@ def test_experts_of_more_than_two_to_the_31_elements() -> None:
         assert (value.double() - expected.double()).norm() < 2e-2 * expected.double().norm()
 
 
+@memory
 def test_loss_of_more_than_two_to_the_31_logits() -> None:
     steps, vocabulary, last = 8, 32, 5
     sequences = 2**31 // (steps * vocabulary) + last
