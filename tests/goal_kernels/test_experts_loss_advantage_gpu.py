@@ -127,16 +127,60 @@ def test_experts_in_a_graph_give_the_bits_of_a_run_outside(tokens: int) -> None:
     captured_equals_run(lambda: with_gradients(lambda *t: routed_experts(*t, k=2)[0], arguments, upstream))
 
 
-def test_loss_and_advantage_in_a_graph_give_the_bits_of_a_run_outside() -> None:
+@pytest.mark.parametrize(("kl", "ratio"), [("exact", "sequence"), ("k3", "token")])
+def test_loss_and_advantage_in_a_graph_give_the_bits_of_a_run_outside(kl: str, ratio: str) -> None:
     tensors = loss_arguments(1000, 4, 30, torch.bfloat16)
 
     def step() -> list[Tensor]:
-        result = scpo_loss(**tensors, **OPTIONS)
+        result = scpo_loss(**tensors, **OPTIONS, kl=kl, ratio=ratio)
         return [*result, *torch.autograd.grad(3 * result.loss, tensors["logits"])]
 
     captured_equals_run(step)
     reward = torch.randn(50, 7, 16, device="cuda")
     captured_equals_run(lambda: [group_advantage(reward, reward.flip(0), torch.ones(7, device="cuda"))])
+
+
+# Inductor still imports what torch deprecates: https://github.com/pytorch/pytorch/issues/174081
+compiles = pytest.mark.filterwarnings("ignore:`torch.jit.*` is:DeprecationWarning")
+
+
+@compiles
+@pytest.mark.parametrize("tokens", [16, 1000, 20000])
+def test_compiled_experts_give_the_bits_of_eager_mode(tokens: int) -> None:
+    arguments = experts_arguments(tokens, 64, 128, 4, torch.bfloat16, groups=1)
+    upstream = torch.randn(tokens, 64, device="cuda").bfloat16()
+
+    def experts(*tensors: Tensor) -> Tensor:
+        return routed_experts(*tensors, k=2)[0]
+
+    values = with_gradients(torch.compile(experts, fullgraph=True), arguments, upstream)
+    for value, expected in zip(values, with_gradients(experts, arguments, upstream), strict=True):
+        assert torch.equal(value, expected)
+
+
+@compiles
+@pytest.mark.parametrize(("kl", "ratio"), [("exact", "sequence"), ("k3", "token")])
+def test_compiled_loss_gives_the_loss_of_eager_mode(kl: str, ratio: str) -> None:
+    tensors = loss_arguments(1000, 4, 30, torch.bfloat16)
+
+    def loss(logits: Tensor, others: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        return tuple(scpo_loss(logits, **others, **OPTIONS, kl=kl, ratio=ratio))
+
+    logits = tensors.pop("logits")
+    values, expected = torch.compile(loss, fullgraph=True)(logits, tensors), loss(logits, tensors)
+    for value, wanted in zip(values, expected, strict=True):
+        assert torch.equal(value, wanted)
+    (value,), (wanted,) = (torch.autograd.grad(3 * result[0], logits) for result in (values, expected))
+    torch.testing.assert_close(value, wanted)
+
+
+@compiles
+def test_compiled_advantage_gives_the_bits_of_eager_mode() -> None:
+    reward, multipliers = torch.randn(50, 7, 16, device="cuda"), torch.ones(7, device="cuda")
+    compiled = torch.compile(group_advantage, fullgraph=True)
+    assert torch.equal(
+        compiled(reward, reward.flip(0), multipliers), group_advantage(reward, reward.flip(0), multipliers)
+    )
 
 
 def captured_equals_run(function: Callable[[], list[Tensor]]) -> None:

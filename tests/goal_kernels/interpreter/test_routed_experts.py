@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -57,6 +58,7 @@ def run(function, tensors: list[Tensor], upstream: list[Tensor] | None = None) -
     """Output, weights, probabilities, and the gradients of all arguments."""
     leaves = [tensor.detach().clone().requires_grad_() for tensor in tensors]
     out, routing = function(*leaves)
+    assert ((routing.experts >= 0) & (routing.experts < tensors[2].shape[0])).all()
     results = [out, routing.weights, routing.probabilities]
     if upstream is None:
         generator = torch.Generator().manual_seed(1)
@@ -136,6 +138,21 @@ def test_weights_by_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     check(inputs(tokens=20, groups=2, channels=16, hidden=128, experts=2, dtype=torch.float16), 1)
     assert len(seen) == 2
+
+
+def test_weights_that_start_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Views at odd offsets into a larger buffer: a descriptor wants its tensor on 16 bytes."""
+    monkeypatch.setattr(_plan, "DENSE_PAIRS", 0)
+    tensors = inputs(tokens=20, groups=2, channels=16, hidden=128, experts=2, dtype=torch.float16)
+    views = [torch.cat([t.new_zeros(1), t.flatten()])[1:].view(t.shape).requires_grad_() for t in tensors]
+    assert all(view.is_contiguous() and view.data_ptr() % 16 for view in views)
+    results = []
+    for leaves in (views, [tensor.requires_grad_() for tensor in tensors]):
+        out, routing = routed_experts(*leaves, k=1)
+        gradients = torch.autograd.grad(out.float().square().sum() + routing.probabilities[:, 0].sum(), leaves)
+        results.append([out, *routing, *gradients])
+    for value, expected in zip(*results, strict=True):
+        assert torch.equal(value, expected)
 
 
 def test_two_matmuls_for_wide_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,17 +294,26 @@ def test_opcheck(layout: str) -> None:
     tensors = [tensor.requires_grad_() for tensor in inputs(tokens=6, groups=2, experts=3)]
     torch.library.opcheck(triton.experts_op, (*tensors, 2, "relu"))
     torch.library.opcheck(triton.route_op, (*tensors[:3], 2))
+    tensors = [tensor.detach() for tensor in tensors]
+    out, *routing = triton.experts_op(*tensors, 2, "relu")
+    upstreams = (torch.ones_like(routing[0]), torch.ones_like(routing[2]))
+    for given in (upstreams, (None, None)):
+        torch.library.opcheck(triton.experts_backward_op, (out, *given, *tensors, *routing, "relu"))
+        torch.library.opcheck(triton.route_backward_op, (*given, *tensors[:3], *routing[:3]))
 
 
+# torch 2.13 itself warns when inductor is imported
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("backend", ["aot_eager", *(["inductor"] if os.environ.get("CI") == "true" else [])])
 @sorted_layout
-def test_compiles_to_one_graph_under_autocast(layout: str) -> None:
+def test_compiles_to_one_graph_under_autocast(layout: str, backend: str) -> None:
     tensors = inputs(tokens=20, experts=2)
 
     def function(*arguments: Tensor):
         with torch.autocast("cpu", torch.float16):
             return routed_experts(*arguments, k=2)
 
-    ours = run(torch.compile(function, fullgraph=True, backend="aot_eager"), tensors)
+    ours = run(torch.compile(function, fullgraph=True, backend=backend), tensors)
     wanted = run(function, tensors)
     assert ours[0].dtype == torch.float16 and all(gradient.dtype == torch.float32 for gradient in ours[3:])
     for value, expected in zip(ours, wanted, strict=True):
