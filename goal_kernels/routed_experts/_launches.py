@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from goal_kernels import _launch
 from goal_kernels._launch import most_registers
 from goal_kernels.routed_experts import _mlp, _router
 from goal_kernels.routed_experts._plan import Plan, aligned, dot_type, power, precision, tanh_kind
@@ -131,7 +132,7 @@ def dense_forward(z, condition, gate_weight, w1, b1, w2, b2, activation, out, ro
         TANH=tanh_kind(z.dtype),
         ROUTER=dot_type(z, condition, gate_weight),
         ROUTER_PRECISION="tf32x3",
-        **fused_tiles(shape, z.dtype),
+        **fused_tiles(shape, z),
         **matrix_options(z),
     )
     if not shape.single:
@@ -141,7 +142,7 @@ def dense_forward(z, condition, gate_weight, w1, b1, w2, b2, activation, out, ro
 def sorted_forward(z, w1, b1, w2, b2, activation, out, weights, dispatch, shape: Plan) -> None:
     copies = z.new_empty(shape.positions, shape.channels)
     if shape.fused:
-        tiles = fused_tiles(shape, z.dtype)
+        tiles = fused_tiles(shape, z)
         width, block = tiles["DP"], tiles["BH"]
         descriptors = shape.channels == width and shape.hidden % block == 0
         if descriptors:  # the copy engine loads the weights: it wants whole blocks, or it would read the next expert
@@ -176,12 +177,13 @@ def sorted_forward(z, w1, b1, w2, b2, activation, out, weights, dispatch, shape:
     combine(copies, out, dispatch, shape)
 
 
-def fused_tiles(shape: Plan, dtype: torch.dtype) -> dict[str, int]:
+def fused_tiles(shape: Plan, z: Tensor) -> dict[str, int]:
     """Tiles of a fused expert: pinned, the output of a tile of tokens stays in registers."""
     width = power(shape.channels)
-    if dtype == torch.float32:
+    if z.dtype == torch.float32:
         return {"DP": width, "BH": 32 if width <= 64 else 16, "num_warps": 8, "num_stages": 1}
-    light = width <= (128 if shape.rows <= 16 else 64)
+    # Before Hopper tokens come from registers: on 4 warps 64 rows of 64 channels spill with Triton 3.6
+    light = width <= (128 if shape.rows <= 16 else 64 if _launch.capability(z.device) >= 90 else 32)
     return {"DP": width, "BH": 64, "num_warps": 4 if light else 8, "num_stages": 2}
 
 
