@@ -138,6 +138,10 @@ def test_experts(compile_launches, no_synchronisation, tokens, channels, hidden,
 def test_scpo_loss(compile_launches, no_synchronisation, kl):
     for kernel in compile_launches(lambda: scpo_loss(8, 64, torch.bfloat16, kl, "sequence"), CAPABILITIES):
         kernel.check()
+        if kernel.name == "scpo_loss_kernel":
+            assert "bar.sync" not in kernel.ptx, "a sequence is one warp's"
+            loads = kernel.ptx[kernel.ptx.index("ld.global") : kernel.ptx.rindex("ld.global")]
+            assert "shfl.sync" not in loads, "no load waits for a sum"
 
 
 def test_group_advantage(compile_launches, no_synchronisation):
