@@ -147,6 +147,9 @@ def test_scpo_loss(compile_launches, no_synchronisation, kl):
 def test_group_advantage(compile_launches, no_synchronisation):
     for kernel in compile_launches(lambda: group_advantage(16, torch.float32), CAPABILITIES):
         kernel.check()
+    contiguous = compile_launches(lambda: group_advantage(16, torch.float32))[0]
+    assert contiguous.registers <= 40, "12 programs of 4 warps a multiprocessor"
+    assert contiguous.ptx.count("ld.global.L1::evict_first") >= 2
 
 
 @pytest.mark.parametrize("capability", [80, 100])
