@@ -17,6 +17,8 @@ from goal_kernels.routed_experts import _mlp, _router
 from goal_kernels.routed_experts._plan import Plan, aligned, dot_type, power, precision, tanh_kind
 
 ROUTER_TOKENS = 256  # of a router program, which takes them in steps
+# About two programs for each multiprocessor of an H100.
+MIXTURE_PROGRAMS = 264
 MAX_ROUTER_PROGRAMS = 4096  # every program of the sort reads the counts of all of them
 
 
@@ -102,8 +104,9 @@ def matrix_options(z: Tensor) -> dict[str, object]:
 
 
 def dense_forward(z, condition, gate_weight, w1, b1, w2, b2, activation, out, routing, shape: Plan) -> None:
-    copies = out if shape.single else z.new_empty(shape.positions, shape.channels)
-    _mlp.mixture_kernel[(shape.padded_tokens // shape.rows * (1 if shape.single else shape.experts),)](
+    split, router = hidden_split(shape), dot_type(z, condition, gate_weight)
+    copies = out if shape.single else z.new_empty(split * shape.positions, shape.channels)
+    _mlp.mixture_kernel[(shape.padded_tokens // shape.rows * (1 if shape.single else split * shape.experts),)](
         z,
         condition,
         gate_weight,
@@ -126,17 +129,27 @@ def dense_forward(z, condition, gate_weight, w1, b1, w2, b2, activation, out, ro
         K=shape.k,
         EP=power(shape.experts),
         SINGLE=shape.single,
+        SPLIT=split,
         BM=shape.rows,
         BD=32,
         ACTIVATION=activation,
         TANH=tanh_kind(z.dtype),
-        ROUTER=dot_type(z, condition, gate_weight),
+        ROUTER=router,
         ROUTER_PRECISION="tf32x3",
-        **fused_tiles(shape, z),
+        # A tile in fp32 takes registers that its three products do not leave
+        RESIDENT=router == dot_type(z) and (router != tl.float32 or _launch.INTERPRETING),
+        **(mixture_tiles(shape, z, activation) if split > 1 else fused_tiles(shape, z)),
         **matrix_options(z),
     )
     if not shape.single:
-        combine(copies, out, out.new_empty(0, dtype=torch.int32), shape)
+        combine(copies, out, out.new_empty(0, dtype=torch.int32), shape, split)
+
+
+def hidden_split(shape: Plan) -> int:
+    """Programs that share an expert's hidden channels in the dense layout: two where one each would leave a card's
+    multiprocessors with a single program, or none."""
+    programs = shape.padded_tokens // shape.rows * shape.experts
+    return 2 if not shape.single and 2 * programs <= MIXTURE_PROGRAMS and shape.hidden >= 256 else 1
 
 
 def sorted_forward(z, w1, b1, w2, b2, activation, out, weights, dispatch, shape: Plan) -> None:
@@ -185,6 +198,15 @@ def fused_tiles(shape: Plan, z: Tensor) -> dict[str, int]:
     # Before Hopper tokens come from registers: on 4 warps 64 rows of 64 channels spill with Triton 3.6
     light = width <= (128 if shape.rows <= 16 else 64 if _launch.capability(z.device) >= 90 else 32)
     return {"DP": width, "BH": 64, "num_warps": 4 if light else 8, "num_stages": 2}
+
+
+def mixture_tiles(shape: Plan, z: Tensor, activation: str) -> dict[str, int]:
+    """Tiles of a program that has half of an expert's hidden channels: on Hopper so few registers that two fit a
+    multiprocessor. The erf of "gelu" takes more."""
+    tiles = fused_tiles(shape, z)
+    if shape.rows == 128 and tiles["DP"] == 128 and activation != "gelu" and _launch.capability(z.device) == 90:
+        return tiles | {"BH": 32, "maxnreg": 128}
+    return tiles
 
 
 def grouped_matmul(
@@ -237,7 +259,7 @@ def grouped_matmul(
     )
 
 
-def combine(copies: Tensor, out: Tensor, dispatch: Tensor, shape: Plan) -> None:
+def combine(copies: Tensor, out: Tensor, dispatch: Tensor, shape: Plan, split: int = 1) -> None:
     width = min(256, power(shape.channels))
     rows = max(1, 2048 // width)
     _router.combine_kernel[(triton.cdiv(shape.tokens, rows),)](
@@ -249,7 +271,7 @@ def combine(copies: Tensor, out: Tensor, dispatch: Tensor, shape: Plan) -> None:
         shape.channels,
         shape.experts,
         K=shape.k,
-        SLOTS=shape.experts if shape.dense else shape.k,
+        SLOTS=split * shape.experts if shape.dense else shape.k,
         DENSE=shape.dense,
         BM=rows,
         BD=width,

@@ -45,17 +45,18 @@ def rows_of_tile(
 
 @triton.jit
 def expert_rows(
-    x, expert, w1, b1, w2, b2, channels, hidden, DESCRIPTORS: tl.constexpr, BH: tl.constexpr, DP: tl.constexpr,
-    ACTIVATION: tl.constexpr, TANH: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr
+    x, expert, w1, b1, w2, b2, channels, hidden, first, last, DESCRIPTORS: tl.constexpr, BH: tl.constexpr,
+    DP: tl.constexpr, ACTIVATION: tl.constexpr, TANH: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
     """One expert on a tile of rows `x [BM, DP]`; the hidden layer stays on the chip, `BH` channels at a time.
 
+    Of the hidden channels from `first` to before `last`; whoever has the first of them adds the output's bias.
     DESCRIPTORS: w1 and w2 are tensor descriptors of `(E * D, H)` and `(E * H, D)`, for sizes that fill their blocks.
     """
     wide = expert.to(tl.int64)
     d = tl.arange(0, DP)
     out = tl.zeros([x.shape[0], DP], tl.float32)
-    for start in range(0, hidden, BH):
+    for start in range(first, last, BH):
         h = start + tl.arange(0, BH)
         if DESCRIPTORS:
             left = w1.load([expert * channels, start]).to(DOT)
@@ -69,35 +70,43 @@ def expert_rows(
         pre = tl.dot(x, left, input_precision=PRECISION)
         pre += tl.load(b1 + wide * hidden + h, h < hidden, other=0.0).to(tl.float32)[None, :]
         out = tl.dot(activate(pre, ACTIVATION, TANH).to(DOT), right, out, input_precision=PRECISION)
-    return out + tl.load(b2 + wide * channels + d, d < channels, other=0.0).to(tl.float32)[None, :]
+    return out + tl.load(b2 + wide * channels + d, (d < channels) & (first == 0), other=0.0).to(tl.float32)[None, :]
 
 
 @triton.jit(do_not_specialize=["tokens", "per_group", "padded_tokens"])
 def mixture_kernel(
     z, condition, gate_weight, w1, b1, w2, b2, out, probabilities_out, weights_out, experts_out,
     tokens, per_group, padded_tokens, channels, condition_channels, hidden, experts, condition_g, condition_d,
-    K: tl.constexpr, EP: tl.constexpr, SINGLE: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, BD: tl.constexpr,
-    DP: tl.constexpr, ACTIVATION: tl.constexpr, TANH: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
-    ROUTER: tl.constexpr, ROUTER_PRECISION: tl.constexpr
+    K: tl.constexpr, EP: tl.constexpr, SINGLE: tl.constexpr, SPLIT: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr,
+    BD: tl.constexpr, DP: tl.constexpr, ACTIVATION: tl.constexpr, TANH: tl.constexpr, DOT: tl.constexpr,
+    PRECISION: tl.constexpr, ROUTER: tl.constexpr, ROUTER_PRECISION: tl.constexpr, RESIDENT: tl.constexpr
 ):  # fmt: skip
-    """Few tokens: router and experts in one launch. SINGLE: a program takes all experts and writes the result; else it
-    takes one expert and writes its share to the dense layout, and `combine_kernel` adds them up."""
+    """Few tokens: router and experts in one launch, the router on the experts' tile where RESIDENT. SINGLE: a program takes all experts and writes the result; else it
+    takes a SPLIT-th of one expert's hidden channels and writes its part to the dense layout, which has SPLIT copies of
+    all experts, and `combine_kernel` adds them up."""
     tiles = padded_tokens // BM
     own = tl.program_id(0) // tiles
+    part = own // experts
     rows = (tl.program_id(0) % tiles) * BM + tl.arange(0, BM)
     there = rows < tokens
-    probabilities, weights, slots = route_rows(
-        z, condition, gate_weight, rows, tokens, per_group, channels, condition_channels, experts, condition_g,
-        condition_d, K, EP, BD, ROUTER, ROUTER_PRECISION
-    )  # fmt: skip
-    if own == 0:
-        store_routing(
-            probabilities_out, weights_out, experts_out, probabilities, weights, slots, rows, tokens, experts, K
-        )
     ids = tl.arange(0, EP)[None, :]
     d = tl.arange(0, DP)[None, :]
     inside = there[:, None] & (d < channels)
     x = tl.load(z + rows.to(tl.int64)[:, None] * channels + d, inside, other=0.0).to(DOT)
+    if RESIDENT:
+        probabilities, weights, slots = route_rows(
+            x, condition, gate_weight, rows, tokens, per_group, channels, condition_channels, experts, condition_g,
+            condition_d, K, EP, BD, ROUTER, ROUTER_PRECISION, True
+        )  # fmt: skip
+    else:
+        probabilities, weights, slots = route_rows(
+            z, condition, gate_weight, rows, tokens, per_group, channels, condition_channels, experts, condition_g,
+            condition_d, K, EP, BD, ROUTER, ROUTER_PRECISION, False
+        )  # fmt: skip
+    if own == 0:
+        store_routing(
+            probabilities_out, weights_out, experts_out, probabilities, weights, slots, rows, tokens, experts, K
+        )
     if SINGLE:
         total = tl.zeros([BM, DP], tl.float32)
         for expert in range(0, experts):
@@ -105,13 +114,20 @@ def mixture_kernel(
             if tl.sum(chosen.to(tl.int32)) > 0:
                 share = tl.sum(tl.where(chosen, weights, 0.0), axis=1)[:, None]
                 values = expert_rows(
-                    x, own + expert, w1, b1, w2, b2, channels, hidden, False, BH, DP, ACTIVATION, TANH, DOT, PRECISION
-                )
+                    x, own + expert, w1, b1, w2, b2, channels, hidden, 0, hidden, False, BH, DP, ACTIVATION, TANH, DOT,
+                    PRECISION
+                )  # fmt: skip
                 total += tl.where(share == 0.0, 0.0, share * values)
         tl.store(out + rows.to(tl.int64)[:, None] * channels + d, total.to(out.dtype.element_ty), inside)
     else:
-        share = tl.sum(tl.where((slots >= 0) & (ids == own), weights, 0.0), axis=1)[:, None]
-        values = expert_rows(x, own, w1, b1, w2, b2, channels, hidden, False, BH, DP, ACTIVATION, TANH, DOT, PRECISION)
+        expert = own - part * experts
+        share = tl.sum(tl.where((slots >= 0) & (ids == expert), weights, 0.0), axis=1)[:, None]
+        width = tl.cdiv(tl.cdiv(hidden, BH), SPLIT) * BH
+        first = part * width
+        values = expert_rows(
+            x, expert, w1, b1, w2, b2, channels, hidden, first, tl.minimum(first + width, hidden), False, BH, DP,
+            ACTIVATION, TANH, DOT, PRECISION
+        )  # fmt: skip
         position = (own * padded_tokens + rows).to(tl.int64)[:, None]
         values = tl.where(share == 0.0, 0.0, share * values)
         tl.store(out + position * channels + d, values.to(out.dtype.element_ty), inside)
@@ -133,7 +149,23 @@ def experts_kernel(
         inside = there[:, None] & (d < channels)
         x = tl.load(z + rows.to(tl.int64)[:, None] * channels + d, inside, other=0.0).to(DOT)
         values = expert_rows(
-            x, expert, w1, b1, w2, b2, channels, hidden, DESCRIPTORS, BH, DP, ACTIVATION, TANH, DOT, PRECISION
+            x,
+            expert,
+            w1,
+            b1,
+            w2,
+            b2,
+            channels,
+            hidden,
+            0,
+            hidden,
+            DESCRIPTORS,
+            BH,
+            DP,
+            ACTIVATION,
+            TANH,
+            DOT,
+            PRECISION,
         )
         base = out + tile.to(tl.int64) * BM * channels
         local = tl.arange(0, BM)[:, None] * channels + d

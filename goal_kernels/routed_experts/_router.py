@@ -32,21 +32,30 @@ def route_rows(
     BD: tl.constexpr,
     DOT: tl.constexpr,
     PRECISION: tl.constexpr,
+    RESIDENT: tl.constexpr,
 ):
-    """Route a tile of tokens: probabilities, weights and slot (-1: not chosen) of each expert, all `[rows, EP]`."""
+    """Route a tile of tokens: probabilities, weights and slot (-1: not chosen) of each expert, all `[rows, EP]`.
+
+    RESIDENT: `z` is the tile itself, all channels of `rows`, in the type of the products.
+    """
     there = rows < tokens
     ids = tl.arange(0, EP)
     step = tl.arange(0, BD)
     width = channels + condition_channels
     gate_rows = gate_weight + ids[None, :] * width
-    z_rows = z + rows.to(tl.int64)[:, None] * channels
     logits = tl.zeros([rows.shape[0], EP], tl.float32)
-    for start in range(0, channels, BD):
-        d = start + step
-        left = tl.load(z_rows + d[None, :], there[:, None] & (d < channels)[None, :], other=0.0).to(DOT)
-        inside = (ids < experts)[None, :] & (d < channels)[:, None]
-        right = tl.load(gate_rows + d[:, None], inside, other=0.0).to(DOT)
-        logits = tl.dot(left, right, logits, input_precision=PRECISION)
+    if RESIDENT:
+        every = tl.arange(0, z.shape[1])[:, None]
+        gate = tl.load(gate_rows + every, (ids < experts)[None, :] & (every < channels), other=0.0).to(DOT)
+        logits = tl.dot(z, gate, logits, input_precision=PRECISION)
+    else:
+        z_rows = z + rows.to(tl.int64)[:, None] * channels
+        for start in range(0, channels, BD):
+            d = start + step
+            left = tl.load(z_rows + d[None, :], there[:, None] & (d < channels)[None, :], other=0.0).to(DOT)
+            inside = (ids < experts)[None, :] & (d < channels)[:, None]
+            right = tl.load(gate_rows + d[:, None], inside, other=0.0).to(DOT)
+            logits = tl.dot(left, right, logits, input_precision=PRECISION)
     condition_rows = condition + (rows // per_group).to(tl.int64)[:, None] * condition_g
     for start in range(0, condition_channels, BD):
         d = start + step
@@ -136,6 +145,7 @@ def router_kernel(
             BD,
             DOT,
             PRECISION,
+            False,
         )
         store_routing(
             probabilities_out, weights_out, experts_out, probabilities, weights, slots, rows, tokens, experts, K

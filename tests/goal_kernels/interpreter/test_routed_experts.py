@@ -155,6 +155,14 @@ def test_weights_that_start_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.equal(value, expected)
 
 
+def test_hidden_channels_shared_by_two_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_plan, "ALIGNMENT", 1)
+    # the last block of hidden channels is not full, and fp32's blocks are smaller than fp16's
+    check(inputs(tokens=20, groups=4, channels=20, experts=3, hidden=300), 2)
+    check(inputs(tokens=20, groups=4, channels=20, experts=3, hidden=300, dtype=torch.float16), 2)
+    assert _launches.hidden_split(_plan.plan(20, 20, 300, 3, 2, torch.float32, CPU)) == 2
+
+
 def test_two_matmuls_for_wide_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_plan, "FUSED_CHANNELS", 16)
     check(inputs(tokens=20, groups=2, channels=24, experts=3, dtype=torch.float16), 2)
