@@ -16,7 +16,7 @@ from goal_kernels._launch import most_registers
 from goal_kernels.routed_experts import _mlp, _router
 from goal_kernels.routed_experts._plan import Plan, aligned, dot_type, power, precision, tanh_kind
 
-ROUTER_TOKENS = 256  # of a router program, which takes them in steps
+ROUTER_TOKENS = 64  # of a router program: 512 programs at 32,768 tokens, four a multiprocessor
 # About two programs for each multiprocessor of an H100.
 MIXTURE_PROGRAMS = 264
 MAX_ROUTER_PROGRAMS = 4096  # every program of the sort reads the counts of all of them
@@ -93,8 +93,8 @@ def route(
             EP=width,
             TILE=shape.rows,
             PAIRS=block * shape.k,
-            CHUNK=min(256, 16384 // width),
-            BLOCKS=max(1, 1024 // width),
+            CHUNK=min(power(block * shape.k), 256, 16384 // width),
+            BLOCKS=max(1, 4096 // width),
             num_warps=4,
         )
 

@@ -81,9 +81,11 @@ def mixture_kernel(
     BD: tl.constexpr, DP: tl.constexpr, ACTIVATION: tl.constexpr, TANH: tl.constexpr, DOT: tl.constexpr,
     PRECISION: tl.constexpr, ROUTER: tl.constexpr, ROUTER_PRECISION: tl.constexpr, RESIDENT: tl.constexpr
 ):  # fmt: skip
-    """Few tokens: router and experts in one launch, the router on the experts' tile where RESIDENT. SINGLE: a program takes all experts and writes the result; else it
-    takes a SPLIT-th of one expert's hidden channels and writes its part to the dense layout, which has SPLIT copies of
-    all experts, and `combine_kernel` adds them up."""
+    """Few tokens: router and experts in one launch, the router on the experts' tile where RESIDENT.
+
+    SINGLE: a program takes all experts and writes the result; else it takes a SPLIT-th of one expert's hidden channels
+    and writes its part to the dense layout, which has SPLIT copies of all experts, and `combine_kernel` adds them up.
+    """
     tiles = padded_tokens // BM
     own = tl.program_id(0) // tiles
     part = own // experts
