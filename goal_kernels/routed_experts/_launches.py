@@ -19,7 +19,7 @@ from goal_kernels.routed_experts._plan import Plan, aligned, dot_type, power, pr
 ROUTER_TOKENS = 64  # of a router program: 512 programs at 32,768 tokens, four a multiprocessor
 # About two programs for each multiprocessor of an H100.
 MIXTURE_PROGRAMS = 264
-MAX_ROUTER_PROGRAMS = 4096  # every program of the sort reads the counts of all of them
+MAX_ROUTER_PROGRAMS = 1024  # every program of the sort reads the counts of all of them
 
 
 def router_block(tokens: int) -> tuple[int, int]:

@@ -31,7 +31,7 @@ def backward(z, parameters, routing, upstream, upstreams, gradients, activation:
     block = min(32 if shape.small else 64 if capability >= 100 else 128, power(shape.hidden))
     blocks = triton.cdiv(shape.hidden, block)
     scaled, slopes = (z.new_empty(shape.positions, shape.hidden) for _ in range(2))
-    share_gradient = z.new_empty(blocks, shape.positions, dtype=torch.float32)
+    share_gradient = z.new_empty(shape.positions, blocks, dtype=torch.float32)
     share = z.new_empty(shape.positions, dtype=torch.float32)
     by_position = (z, upstream)
     if not shape.dense:
@@ -53,7 +53,6 @@ def backward(z, parameters, routing, upstream, upstreams, gradients, activation:
         *by_position,
         shape.tokens,
         shape.padded_tokens,
-        shape.positions,
         shape.channels,
         shape.hidden,
         shape.experts,
@@ -130,6 +129,7 @@ def gate_backward(z, condition, gate_weight, routing, upstreams, expert_parts, g
     rows, depth = 64 if width <= 64 else 16, max(1024 // width, 16) if plain else 16
     options["num_warps"] = 4 if width <= 32 and plain else 8
     programs = triton.cdiv(shape.tokens, rows)
+    blocks = 0 if expert_parts is None else share_gradient.shape[1]
     logits_gradient = torch.empty_like(probabilities)
     token_parts = probabilities.new_empty(programs, shape.experts, shape.channels)
     _router.gate_backward_kernel[(programs,)](
@@ -147,8 +147,7 @@ def gate_backward(z, condition, gate_weight, routing, upstreams, expert_parts, g
         token_parts,
         shape.tokens,
         shape.padded_tokens,
-        shape.positions,
-        0 if expert_parts is None else share_gradient.shape[0],
+        blocks,
         shape.channels,
         gate_weight.shape[1],
         shape.experts,
@@ -157,6 +156,7 @@ def gate_backward(z, condition, gate_weight, routing, upstreams, expert_parts, g
         DENSE=shape.dense,
         WEIGHTS=weights_upstream is not None,
         PROBABILITIES=probabilities_upstream is not None,
+        BLOCKS=min(16, power(blocks, 1)),
         BM=rows,
         BD=min(depth, power(shape.channels)),
         **options,

@@ -218,10 +218,10 @@ def grouped_matmul_kernel(
         tl.store(base + local[:, None] * width + n[None, :], total.to(out.dtype.element_ty), inside)
 
 
-@triton.jit(do_not_specialize=["tokens", "padded_tokens", "positions"])
+@triton.jit(do_not_specialize=["tokens", "padded_tokens"])
 def hidden_backward_kernel(
     z, upstream, w1, b1, w2, b2, weights, experts_of, dispatch, scaled, slopes, share_gradient, share_sorted,
-    z_sorted, upstream_sorted, tokens, padded_tokens, positions, channels, hidden, experts,
+    z_sorted, upstream_sorted, tokens, padded_tokens, channels, hidden, experts,
     K: tl.constexpr, EP: tl.constexpr, DENSE: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, BK: tl.constexpr,
     ACTIVATION: tl.constexpr, TANH: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
@@ -277,7 +277,7 @@ def hidden_backward_kernel(
         tl.store(scaled + offset * hidden + base, value.to(scaled.dtype.element_ty), inside)
         back = tl.where(used, share[:, None] * back * slope, 0.0)
         tl.store(slopes + offset * hidden + base, back.to(slopes.dtype.element_ty), inside)
-        tl.store(share_gradient + block.to(tl.int64) * positions + offset + local, gain)
+        tl.store(share_gradient + (offset + local) * blocks + block, gain)
         if block == 0:
             tl.store(share_sorted + offset + local, share)
 

@@ -256,13 +256,14 @@ def combine_kernel(
         tl.store(out + rows.to(tl.int64)[:, None] * channels + d[None, :], total.to(out.dtype.element_ty), inside)
 
 
-@triton.jit(do_not_specialize=["tokens", "padded_tokens", "positions", "blocks"])
+@triton.jit(do_not_specialize=["tokens", "padded_tokens", "blocks"])
 def gate_backward_kernel(
     z, gate_weight, probabilities, experts_of, dispatch, copies, share_gradient, weights_upstream,
     probabilities_upstream, z_out, logits_out, gate_parts,
-    tokens, padded_tokens, positions, blocks, channels, width, experts,
+    tokens, padded_tokens, blocks, channels, width, experts,
     K: tl.constexpr, EP: tl.constexpr, EXPERTS: tl.constexpr, DENSE: tl.constexpr, WEIGHTS: tl.constexpr,
-    PROBABILITIES: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr
+    PROBABILITIES: tl.constexpr, BLOCKS: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, DOT: tl.constexpr,
+    PRECISION: tl.constexpr
 ):  # fmt: skip
     """Gradient of the logits, of z (the experts' copies added up, plus the gate's part) and of the gate, a tile of
     tokens at a time. EXPERTS: whether there are experts at all (`route_topk` has none)."""
@@ -284,8 +285,10 @@ def gate_backward_kernel(
         if EXPERTS:
             copy = expert if DENSE else slot
             position = position_of(dispatch + experts + 1, rows, copy, padded_tokens, there, K, DENSE)
-            for block in range(0, blocks):
-                value += tl.load(share_gradient + tl.cast(block, tl.int64) * positions + position, there, other=0.0)
+            parts = share_gradient + position.to(tl.int64)[:, None] * blocks
+            for start in range(0, blocks, BLOCKS):
+                block = start + tl.arange(0, BLOCKS)[None, :]
+                value += tl.sum(tl.load(parts + block, there[:, None] & (block < blocks), other=0.0), axis=1)
         gradient += tl.where(mine, value[:, None], 0.0)
     # weights = kept / sum(kept), kept = the chosen probabilities; then the softmax
     kept = tl.where(chosen > 0, p, 0.0)
