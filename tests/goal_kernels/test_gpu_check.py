@@ -124,3 +124,32 @@ def test_a_row_that_fails_is_a_line(measuring, stage: str) -> None:
 def test_nothing_is_timed_without_parity(measuring) -> None:
     result = measuring.measure(row(measuring, errors=lambda: {"out": float("nan")}))
     assert "PARITY FAILED" in result.lines()[0] and not result.ours
+
+
+def test_a_sweep_changes_what_is_there_and_puts_it_back(measuring, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    import sweep
+
+    from goal_kernels.dilated_conv import configurations
+
+    before = configurations.NORM_PROGRAMS
+    names = set()
+    for each in sweep.sweeps():
+        assert each.variants[0].name == sweep.PINNED and not each.variants[0].values
+        for variant in each.variants:
+            with variant.applied():  # fails where an attribute has another name by now
+                names.add(variant.name)
+    assert "528 programs" in names and before == configurations.NORM_PROGRAMS
+    monkeypatch.setattr(sweep, "graphed", lambda function: function)
+    monkeypatch.setattr(sweep, "interleaved_medians", lambda functions: dict.fromkeys(functions, 1.0))
+    seen = []
+    work = row(
+        measuring,
+        errors=lambda: seen.append(configurations.NORM_PROGRAMS) or {"out": 0.5 if len(seen) == 3 else 1e-3},
+        prepare=lambda: ({"ours": lambda: None}, {}),
+    )
+    variants = [sweep.Variant(sweep.PINNED)]
+    variants += [sweep.Variant(str(n), {"dilated_conv.configurations:NORM_PROGRAMS": n}) for n in (7, 8)]
+    pinned, other, wrong = sweep.lines(sweep.Sweep(work, ()), sweep.run(sweep.Sweep(work, tuple(variants))))
+    assert seen == [before, 7, 8]
+    assert "1.000 of pinned" in pinned and "1.000 of pinned" in other and "FAILED ValueError: parity" in wrong
