@@ -23,7 +23,6 @@ def backward(z, parameters, routing, upstream, upstreams, gradients, activation:
     """Gradients of z, condition, gate_weight, w1, b1, w2 and b2 into `gradients`."""
     condition, gate_weight, w1, b1, w2, b2 = parameters
     weights, experts, _, dispatch = routing
-    common = {"K": shape.k, "EP": power(shape.experts), "DENSE": shape.dense}
     unaligned = not aligned(shape.channels, shape.hidden)
     capability = _launch.capability(z.device)
     older = capability < 90  # 4 warps spill there
@@ -32,9 +31,11 @@ def backward(z, parameters, routing, upstream, upstreams, gradients, activation:
     blocks = triton.cdiv(shape.hidden, block)
     scaled, slopes = (z.new_empty(shape.positions, shape.hidden) for _ in range(2))
     share_gradient = z.new_empty(shape.positions, blocks, dtype=torch.float32)
-    share = z.new_empty(shape.positions, dtype=torch.float32)
     by_position = (z, upstream)
-    if not shape.dense:
+    if shape.dense:
+        share = z.new_empty(shape.positions, dtype=torch.float32)
+    else:
+        share = dispatch[shape.shares_start :][: shape.positions].view(torch.float32)
         by_position = tuple(z.new_empty(shape.positions, shape.channels) for _ in range(2))
     _mlp.hidden_backward_kernel[(shape.tiles * blocks,)](
         z,
@@ -53,9 +54,12 @@ def backward(z, parameters, routing, upstream, upstreams, gradients, activation:
         *by_position,
         shape.tokens,
         shape.padded_tokens,
+        shape.positions,
         shape.channels,
         shape.hidden,
         shape.experts,
+        K=shape.k,
+        DENSE=shape.dense,
         BM=shape.rows,
         BH=block,
         BK=min(shape.depth, power(shape.channels)),
@@ -63,7 +67,6 @@ def backward(z, parameters, routing, upstream, upstreams, gradients, activation:
         TANH=tanh_kind(z.dtype),
         num_warps=4 if shape.rows < 128 and block <= 64 and not unaligned and not older else 8,
         num_stages=2 if shape.small else 3,
-        **common,
         **matrix_options(z),
     )
     copies = z.new_empty(shape.positions, shape.channels)

@@ -4,8 +4,9 @@ Shapes as in the package's docstring. A "pair" is one token at one of its k expe
 "position" is its row in the sorted order, where each expert's rows are padded to a multiple of the row tile so that no
 tile crosses experts. In the dense layout every expert holds every token: position = expert * (padded N) + token.
 
-`dispatch` is one int32 buffer: E + 1 offsets (first position of each expert, and the end), N*k positions by pair, and
-the pair at each position (-1: padding).
+`dispatch` is one int32 buffer: E + 1 offsets (first position of each expert, and the end), N*k positions by pair, the
+token at each position (-1: padding), its share in the output (the bits of a float, 0: padding), and each tile's expert
+(E: none).
 """
 
 from __future__ import annotations
@@ -164,12 +165,14 @@ def router_kernel(
 @triton.jit(do_not_specialize=["pairs", "blocks", "positions"])
 def sort_kernel(
     experts_of,
+    weights,
     dispatch,
     counts,
     pairs,
     blocks,
     positions,
     experts,
+    K: tl.constexpr,
     EP: tl.constexpr,
     TILE: tl.constexpr,
     PAIRS: tl.constexpr,
@@ -192,6 +195,7 @@ def sort_kernel(
     starts = ends - padded
     by_pair = dispatch + experts + 1
     by_position = by_pair + pairs
+    shares = by_position + positions
     if program < blocks:
         base = starts + before
         for start in range(0, PAIRS, CHUNK):
@@ -201,20 +205,28 @@ def sort_kernel(
             position = tl.load(by_pair + pair, there, other=0)
             position += tl.sum(tl.where(expert[:, None] == ids[None, :], base[None, :], 0), axis=1)
             tl.store(by_pair + pair, position, there)
-            tl.store(by_position + position, pair, there)
+            share = tl.load(weights + pair, there, other=0.0)
+            tl.store(by_position + position, pair // K, there)
+            tl.store(shares + position, share.to(tl.int32, bitcast=True), there)
     else:
         expert = program - blocks
-        first = tl.sum(tl.where(ids == expert, starts + total, 0))
+        begin = tl.sum(tl.where(ids == expert, starts, 0))
+        first = begin + tl.sum(tl.where(ids == expert, total, 0))
         last = tl.sum(tl.where(ids == expert, ends, 0))
         if expert == 0:
             tl.store(dispatch + ids, starts, ids < experts)
             tl.store(dispatch + experts, tl.sum(padded))
         if expert == experts:
             first = tl.sum(padded)
+            begin = first
             last = positions
         for start in range(first, last, CHUNK):
             position = start + tl.arange(0, CHUNK)
             tl.store(by_position + position, position * 0 - 1, position < last)
+            tl.store(shares + position, position * 0, position < last)
+        for start in range(begin // TILE, last // TILE, CHUNK):
+            tile = start + tl.arange(0, CHUNK)
+            tl.store(shares + positions + tile, tile * 0 + expert, tile < last // TILE)
 
 
 @triton.jit

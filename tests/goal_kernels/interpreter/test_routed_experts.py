@@ -194,19 +194,24 @@ def test_tokens_are_sorted_by_expert_in_their_order(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(_launches, "ROUTER_TOKENS", 64)  # several router programs
     tokens, count, k = 200, 5, 2
     tensors = inputs(tokens=tokens, experts=count)
-    _, _, experts, _, dispatch = triton.experts_op(*tensors, k, "relu")
-    rows = _plan.plan(tokens, 6, 8, count, k, torch.float32, CPU).rows
+    _, weights, experts, _, dispatch = triton.experts_op(*tensors, k, "relu")
+    shape = _plan.plan(tokens, 6, 8, count, k, torch.float32, CPU)
+    rows = shape.rows
     offsets = dispatch[: count + 1].tolist()
     by_pair = dispatch[count + 1 : count + 1 + tokens * k]
-    by_position = dispatch[count + 1 + tokens * k :]
+    by_position = dispatch[count + 1 + tokens * k : shape.shares_start]
+    shares = dispatch[shape.shares_start :][: shape.positions].view(torch.float32)
+    tiles = dispatch[shape.shares_start + shape.positions :]
     assert all(offset % rows == 0 for offset in offsets)
     for expert in range(count):
         pairs = (experts.flatten() == expert).nonzero().squeeze(-1)
         mine = by_position[offsets[expert] : offsets[expert + 1]]
-        assert torch.equal(mine[: len(pairs)].long(), pairs)
+        assert torch.equal(mine[: len(pairs)].long(), pairs // k)
         assert (mine[len(pairs) :] == -1).all()
-    assert (by_position[offsets[-1] :] == -1).all()
-    assert torch.equal(by_position[by_pair.long()], torch.arange(tokens * k, dtype=torch.int32))
+        assert (tiles[offsets[expert] // rows : offsets[expert + 1] // rows] == expert).all()
+    assert (by_position[offsets[-1] :] == -1).all() and (tiles[offsets[-1] // rows :] == count).all()
+    assert torch.equal(by_position[by_pair.long()], torch.arange(tokens * k, dtype=torch.int32) // k)
+    assert torch.equal(shares[by_pair.long()], weights.flatten()) and not shares[by_position < 0].any()
 
 
 @both_layouts
