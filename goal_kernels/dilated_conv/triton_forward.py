@@ -164,8 +164,9 @@ def block_tile(
     values = tl.load(
         source + first_row * stride_source + (rows[:, None] * stride_source + columns[None, :]), mask=mask, other=0.0
     ).to(tl.float32)
-    # In 16 bits the bias comes last: added before the loop, it would have the residual change its layout as fp32.
-    LATE: tl.constexpr = source.dtype.element_ty.primitive_bitwidth == 16
+    # In 16 bits the bias comes last: added before the loop, it would have the residual change its layout as fp32. In
+    # wider tiles it would spill there.
+    LATE: tl.constexpr = source.dtype.element_ty.primitive_bitwidth == 16 and BLOCK_OUT <= 2 * PIECE
     if not LATE:
         values += tl.load(bias + columns, mask=real, other=0.0).to(tl.float32)[None, :]
     values = accumulate_taps(
