@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from goal_kernels import _launch
-from goal_kernels._launch import multiprocessors
+from goal_kernels._launch import most_registers, multiprocessors
 from goal_kernels.routed_experts import _mlp, _router
 from goal_kernels.routed_experts._launches import grouped_matmul, matrix_options
 from goal_kernels.routed_experts._plan import Plan, aligned, power, precision, tanh_kind
@@ -131,6 +131,8 @@ def gate_backward(z, condition, gate_weight, routing, upstreams, expert_parts, g
     plain = aligned(shape.channels, condition_channels)
     rows, depth = 64 if width <= 64 else 16, max(1024 // width, 16) if plain else 16
     options["num_warps"] = 4 if width <= 32 and plain else 8
+    # ptxas left alone spills 8 bytes for Blackwell
+    options["maxnreg"] = most_registers(options["num_warps"]) if _launch.capability(z.device) >= 100 else None
     programs = triton.cdiv(shape.tokens, rows)
     blocks = 0 if expert_parts is None else share_gradient.shape[1]
     logits_gradient = torch.empty_like(probabilities)
