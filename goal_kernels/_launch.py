@@ -29,6 +29,13 @@ def within_32_bits(tensor: Tensor, axis: int) -> Tensor:
     return tensor.contiguous() if 2 * tensor.shape[axis] * tensor.stride(axis) >= 2**31 else tensor
 
 
+def packed(tensor: Tensor) -> Tensor:
+    """`tensor`, copied where it is not contiguous or does not start on 16 bytes: descriptors cannot take such a start,
+    and pointer loads fall apart into single elements, whose addresses take the registers of a large tile."""
+    tensor = tensor.contiguous()
+    return tensor.clone() if tensor.data_ptr() % 16 else tensor
+
+
 @functools.cache
 def multiprocessors(device: torch.device) -> int:
     """Streaming multiprocessors of a CUDA device."""

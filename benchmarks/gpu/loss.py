@@ -69,7 +69,7 @@ def rows() -> list[Row]:
             f"scpo loss {kl}, G{SEQUENCES} T{STEPS} V{VOCABULARY}",
             DTYPE,
             floor,
-            goal,
+            {"any": goal},
             partial(errors, kl),
             partial(prepare, kl),
         )

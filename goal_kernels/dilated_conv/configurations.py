@@ -13,8 +13,9 @@ import torch
 # The widest row, padded to a power of two, that a tile of accumulators holds beside masks and the loop over layers, by
 # bytes an element. One layer at a time and without masks twice that fits; wider rows are normalised in a second pass.
 FUSED_CHANNELS = {2: 256, 4: 128}
-# Programs that share the sums over rows. A constant, not the device's multiprocessor count: the split decides the bits.
-NORM_PROGRAMS = 528
+# Programs that share the sums over rows: as many as an H100 holds at once with the LayerNorm backward's 145 registers,
+# three a multiprocessor. A constant, not the device's multiprocessor count: the split decides the bits.
+NORM_PROGRAMS = 396
 # About two programs of the weight gradient for each multiprocessor of an H100.
 WEIGHT_PROGRAMS = 264
 # A guarded launch usually has nothing to do: few programs, so that it ends at once.

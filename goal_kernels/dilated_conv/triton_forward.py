@@ -164,11 +164,23 @@ def block_tile(
     values = tl.load(
         source + first_row * stride_source + (rows[:, None] * stride_source + columns[None, :]), mask=mask, other=0.0
     ).to(tl.float32)
-    values += tl.load(bias + columns, mask=real, other=0.0).to(tl.float32)[None, :]
+    # In 16 bits the bias comes last: added before the loop, it would have the residual change its layout as fp32. In
+    # wider tiles it would spill there.
+    LATE: tl.constexpr = source.dtype.element_ty.primitive_bitwidth == 16 and BLOCK_OUT <= 2 * PIECE
+    if not LATE:
+        values += tl.load(bias + columns, mask=real, other=0.0).to(tl.float32)[None, :]
     values = accumulate_taps(
         values, source, weight, first_row, positions, inside, 0, stride_source, length, dilation,
         CHANNELS * CHANNELS, CHANNELS, 1, CHANNELS, CHANNELS, TAPS, False, BLOCK_ROWS, BLOCK_OUT, BLOCK_IN, PRECISION,
     )  # fmt: skip
+    if LATE and BLOCK_OUT == 2 * PIECE:  # in two pieces, for the registers
+        left, right = halves(values)
+        near = tl.arange(0, PIECE)
+        left += tl.load(bias + near, mask=near < CHANNELS, other=0.0).to(tl.float32)[None, :]
+        right += tl.load(bias + PIECE + near, mask=PIECE + near < CHANNELS, other=0.0).to(tl.float32)[None, :]
+        values = tl.reshape(tl.permute(tl.join(left, right), (0, 2, 1)), (BLOCK_ROWS, BLOCK_OUT))
+    elif LATE:
+        values += tl.load(bias + columns, mask=real, other=0.0).to(tl.float32)[None, :]
     values, rstd = normalise(values, eps, CHANNELS, BLOCK_OUT)
     if KEEP:
         tl.store(rstd_out + first_row + rows, rstd, mask=inside)

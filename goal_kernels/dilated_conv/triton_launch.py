@@ -47,9 +47,9 @@ def _shifts(dilations: Sequence[int], taps: int) -> tuple[int, ...]:
     return tuple(min(dilation, 2**30 // taps) for dilation in dilations)
 
 
-def _options(tile: table.Tile, *, capped: bool) -> dict[str, int | None]:
+def _options(tile: table.Tile, tensor: Tensor, *, capped: bool) -> dict[str, int | None]:
     """Launch options. The register cap is for Hopper and channels that fill the tile: masks and others would spill."""
-    registers = tile.registers if capped and wide.on_hopper() else None
+    registers = tile.registers if capped and wide.on_hopper(tensor) else None
     return {"num_warps": tile.warps, "num_stages": tile.stages, "maxnreg": registers}
 
 
@@ -86,7 +86,7 @@ def convolve(
         # nothing to sum: what remains is the bias
         out.zero_() if bias is None else out.copy_(bias.expand(out.shape))
         return
-    hopper = wide.on_hopper()
+    hopper = wide.on_hopper(source)
     tile = table.conv_tile(channels_in, channels_out, source.dtype, interpreted=INTERPRETING, hopper=hopper)
     columns = -(-channels_out // tile.columns)
     conv_kernel[(-(-rows // tile.rows) * columns,)](
@@ -115,7 +115,7 @@ def convolve(
         BLOCK_OUT=tile.columns,
         BLOCK_IN=tile.depth,
         PRECISION=_precision(source),
-        **_options(tile, capped=channels_in % tile.depth == 0 and channels_out % tile.columns == 0),
+        **_options(tile, source, capped=channels_in % tile.depth == 0 and channels_out % tile.columns == 0),
     )
 
 
@@ -159,7 +159,7 @@ def block(
         vectors = (bias, norm_weight, norm_bias, rstd)
         wide.convolve(source, weight, out, length, *_shifts((dilation,), taps), norm=vectors, eps=eps)
         return
-    hopper = wide.on_hopper()
+    hopper = wide.on_hopper(source)
     tile = table.block_tile(channels, source.dtype, interpreted=INTERPRETING, guarded=recompute, hopper=hopper)
     tiles = -(-rows // tile.rows)
     block_kernel[(min(tiles, table.GUARD_PROGRAMS) if recompute else tiles,)](
@@ -184,7 +184,7 @@ def block(
         BLOCK_OUT=tile.columns,
         BLOCK_IN=tile.depth,
         PRECISION=_precision(source),
-        **_options(tile, capped=not recompute and channels == tile.columns),
+        **_options(tile, source, capped=not recompute and channels == tile.columns),
     )
 
 
@@ -203,7 +203,7 @@ def stack_at_once(
     keep: bool,
 ) -> None:
     rows, channels = source.shape
-    hopper = wide.on_hopper()
+    hopper = wide.on_hopper(source)
     tile = table.block_tile(channels, source.dtype, interpreted=INTERPRETING, guarded=False, hopper=hopper)
     span = max(1, tile.rows // length) * length
     stack_kernel[(-(-rows // span),)](
@@ -229,7 +229,7 @@ def stack_at_once(
         BLOCK_OUT=tile.columns,
         BLOCK_IN=tile.depth,
         PRECISION=_precision(source),
-        **_options(tile, capped=channels == tile.columns),
+        **_options(tile, source, capped=channels == tile.columns),
     )
 
 
@@ -279,7 +279,7 @@ def weight_gradient(
         BLOCK_OUT=tile.columns,
         BLOCK_ROWS=tile.depth,
         PRECISION=_precision(x),
-        **_options(tile, capped=channels_in % tile.rows == 0 and channels_out % tile.columns == 0),
+        **_options(tile, x, capped=channels_in % tile.rows == 0 and channels_out % tile.columns == 0),
     )
     sum_partials(partials, out)
 

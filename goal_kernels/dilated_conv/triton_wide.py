@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from goal_kernels import _launch
 from goal_kernels._launch import INTERPRETING, multiprocessors
 from goal_kernels.dilated_conv import configurations as table
 from goal_kernels.dilated_conv.triton_wide_kernels import wide_kernel, wide_weight_gradient_kernel
@@ -29,13 +29,13 @@ def fits(source: Tensor, first: Tensor, second: Tensor, length: int) -> bool:
         and all(tensor.data_ptr() % 16 == 0 for tensor in (source, first, second))
         and all(tensor.stride(-2) % 8 == 0 for tensor in (source, first))
         and -(-length // tile.rows) * tile.rows <= table.WIDE_WASTE * length
-        and (INTERPRETING or on_hopper())
+        and (INTERPRETING or on_hopper(source))
     )
 
 
-def on_hopper() -> bool:
+def on_hopper(tensor: Tensor) -> bool:
     """Whether launches go to a Hopper GPU (compute capability 9.0)."""
-    return not INTERPRETING and driver.active.get_current_target().arch == 90
+    return not INTERPRETING and _launch.capability(tensor.device) == 90
 
 
 def convolve(

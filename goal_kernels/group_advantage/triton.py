@@ -15,7 +15,7 @@ from goal_kernels.group_advantage.eager import RESIDUE_UNITS
 
 # A group is one row of a tile; above this many candidates the row no longer fits in registers.
 MAX_CANDIDATES = 8192
-TILE = 2048  # elements a program: 16 a thread, enough loads in flight to saturate the memory of an H100
+TILE = 1024  # elements a program: 8 a thread, which 16 candidates hold in 36 registers, 12 programs a multiprocessor
 RESIDUE = tl.constexpr(RESIDUE_UNITS * torch.finfo(torch.float32).eps)
 
 
@@ -59,8 +59,9 @@ def group_advantage_kernel(
     base = first.to(tl.int64) * candidates
     local = row[:, None] * candidates + column
     if CONTIGUOUS:
-        rewards = tl.load(reward + base + local, inside, other=0.0)
-        costs = tl.load(cost + base + local, inside, other=0.0)
+        # Read once: nothing is worth keeping in the caches
+        rewards = tl.load(reward + base + local, inside, other=0.0, eviction_policy="evict_first")
+        costs = tl.load(cost + base + local, inside, other=0.0, eviction_policy="evict_first")
     else:
         state = ((first // conditions).to(tl.int64) + group // conditions)[:, None]
         which = condition.to(tl.int64)[:, None]

@@ -11,12 +11,15 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from goal_kernels import _launch
 from goal_kernels._launch import most_registers
 from goal_kernels.routed_experts import _mlp, _router
 from goal_kernels.routed_experts._plan import Plan, aligned, dot_type, power, precision, tanh_kind
 
-ROUTER_TOKENS = 256  # of a router program, which takes them in steps
-MAX_ROUTER_PROGRAMS = 4096  # every program of the sort reads the counts of all of them
+ROUTER_TOKENS = 64  # of a router program: 512 programs at 32,768 tokens, four a multiprocessor
+# About two programs for each multiprocessor of an H100.
+MIXTURE_PROGRAMS = 264
+MAX_ROUTER_PROGRAMS = 1024  # every program of the sort reads the counts of all of them
 
 
 def router_block(tokens: int) -> tuple[int, int]:
@@ -81,17 +84,19 @@ def route(
     if sort:
         _router.sort_kernel[(programs + shape.experts + 1,)](
             experts,
+            weights,
             dispatch,
             counts,
             shape.tokens * shape.k,
             programs,
             shape.positions,
             shape.experts,
+            K=shape.k,
             EP=width,
             TILE=shape.rows,
             PAIRS=block * shape.k,
-            CHUNK=min(256, 16384 // width),
-            BLOCKS=max(1, 1024 // width),
+            CHUNK=min(power(block * shape.k), 256, 16384 // width),
+            BLOCKS=max(1, 4096 // width),
             num_warps=4,
         )
 
@@ -101,8 +106,9 @@ def matrix_options(z: Tensor) -> dict[str, object]:
 
 
 def dense_forward(z, condition, gate_weight, w1, b1, w2, b2, activation, out, routing, shape: Plan) -> None:
-    copies = out if shape.single else z.new_empty(shape.positions, shape.channels)
-    _mlp.mixture_kernel[(shape.padded_tokens // shape.rows * (1 if shape.single else shape.experts),)](
+    split, router = hidden_split(shape), dot_type(z, condition, gate_weight)
+    copies = out if shape.single else z.new_empty(split * shape.positions, shape.channels)
+    _mlp.mixture_kernel[(shape.padded_tokens // shape.rows * (1 if shape.single else split * shape.experts),)](
         z,
         condition,
         gate_weight,
@@ -125,23 +131,33 @@ def dense_forward(z, condition, gate_weight, w1, b1, w2, b2, activation, out, ro
         K=shape.k,
         EP=power(shape.experts),
         SINGLE=shape.single,
+        SPLIT=split,
         BM=shape.rows,
         BD=32,
         ACTIVATION=activation,
         TANH=tanh_kind(z.dtype),
-        ROUTER=dot_type(z, condition, gate_weight),
+        ROUTER=router,
         ROUTER_PRECISION="tf32x3",
-        **fused_tiles(shape, z.dtype),
+        # A tile in fp32 takes registers that its three products do not leave
+        RESIDENT=router == dot_type(z) and (router != tl.float32 or _launch.INTERPRETING),
+        **(mixture_tiles(shape, z, activation) if split > 1 else fused_tiles(shape, z)),
         **matrix_options(z),
     )
     if not shape.single:
-        combine(copies, out, out.new_empty(0, dtype=torch.int32), shape)
+        combine(copies, out, out.new_empty(0, dtype=torch.int32), shape, split)
+
+
+def hidden_split(shape: Plan) -> int:
+    """Programs that share an expert's hidden channels in the dense layout: two where one each would leave a card's
+    multiprocessors with a single program, or none."""
+    programs = shape.padded_tokens // shape.rows * shape.experts
+    return 2 if not shape.single and 2 * programs <= MIXTURE_PROGRAMS and shape.hidden >= 256 else 1
 
 
 def sorted_forward(z, w1, b1, w2, b2, activation, out, weights, dispatch, shape: Plan) -> None:
     copies = z.new_empty(shape.positions, shape.channels)
     if shape.fused:
-        tiles = fused_tiles(shape, z.dtype)
+        tiles = fused_tiles(shape, z)
         width, block = tiles["DP"], tiles["BH"]
         descriptors = shape.channels == width and shape.hidden % block == 0
         if descriptors:  # the copy engine loads the weights: it wants whole blocks, or it would read the next expert
@@ -153,15 +169,14 @@ def sorted_forward(z, w1, b1, w2, b2, activation, out, weights, dispatch, shape:
             b1,
             w2,
             b2,
-            weights,
             dispatch,
             copies,
             shape.tokens,
+            shape.positions,
             shape.channels,
             shape.hidden,
             shape.experts,
             K=shape.k,
-            EP=power(shape.experts),
             DESCRIPTORS=descriptors,
             BM=shape.rows,
             ACTIVATION=activation,
@@ -176,13 +191,23 @@ def sorted_forward(z, w1, b1, w2, b2, activation, out, weights, dispatch, shape:
     combine(copies, out, dispatch, shape)
 
 
-def fused_tiles(shape: Plan, dtype: torch.dtype) -> dict[str, int]:
+def fused_tiles(shape: Plan, z: Tensor) -> dict[str, int]:
     """Tiles of a fused expert: pinned, the output of a tile of tokens stays in registers."""
     width = power(shape.channels)
-    if dtype == torch.float32:
+    if z.dtype == torch.float32:
         return {"DP": width, "BH": 32 if width <= 64 else 16, "num_warps": 8, "num_stages": 1}
-    light = width <= (128 if shape.rows <= 16 else 64)
+    # Before Hopper tokens come from registers: on 4 warps 64 rows of 64 channels spill with Triton 3.6
+    light = width <= (128 if shape.rows <= 16 else 64 if _launch.capability(z.device) >= 90 else 32)
     return {"DP": width, "BH": 64, "num_warps": 4 if light else 8, "num_stages": 2}
+
+
+def mixture_tiles(shape: Plan, z: Tensor, activation: str) -> dict[str, int]:
+    """Tiles of a program that has half of an expert's hidden channels: on Hopper so few registers that two fit a
+    multiprocessor. The erf of "gelu" takes more."""
+    tiles = fused_tiles(shape, z)
+    if shape.rows == 128 and tiles["DP"] == 128 and activation != "gelu" and _launch.capability(z.device) == 90:
+        return tiles | {"BH": 32, "maxnreg": 128}
+    return tiles
 
 
 def grouped_matmul(
@@ -214,12 +239,12 @@ def grouped_matmul(
         out,
         shape.tokens,
         shape.padded_tokens,
+        shape.positions,
         depth,
         width,
         shape.experts,
         *strides,
         K=shape.k,
-        EP=power(shape.experts),
         GATHER=gather,
         SHARE=share,
         BIAS=bias is not None,
@@ -235,7 +260,7 @@ def grouped_matmul(
     )
 
 
-def combine(copies: Tensor, out: Tensor, dispatch: Tensor, shape: Plan) -> None:
+def combine(copies: Tensor, out: Tensor, dispatch: Tensor, shape: Plan, split: int = 1) -> None:
     width = min(256, power(shape.channels))
     rows = max(1, 2048 // width)
     _router.combine_kernel[(triton.cdiv(shape.tokens, rows),)](
@@ -247,7 +272,7 @@ def combine(copies: Tensor, out: Tensor, dispatch: Tensor, shape: Plan) -> None:
         shape.channels,
         shape.experts,
         K=shape.k,
-        SLOTS=shape.experts if shape.dense else shape.k,
+        SLOTS=split * shape.experts if shape.dense else shape.k,
         DENSE=shape.dense,
         BM=rows,
         BD=width,

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from goal_kernels import _launch
-from goal_kernels._launch import multiprocessors
+from goal_kernels._launch import most_registers, multiprocessors
 from goal_kernels.routed_experts import _mlp, _router
 from goal_kernels.routed_experts._launches import grouped_matmul, matrix_options
 from goal_kernels.routed_experts._plan import Plan, aligned, power, precision, tanh_kind
@@ -23,7 +23,6 @@ def backward(z, parameters, routing, upstream, upstreams, gradients, activation:
     """Gradients of z, condition, gate_weight, w1, b1, w2 and b2 into `gradients`."""
     condition, gate_weight, w1, b1, w2, b2 = parameters
     weights, experts, _, dispatch = routing
-    common = {"K": shape.k, "EP": power(shape.experts), "DENSE": shape.dense}
     unaligned = not aligned(shape.channels, shape.hidden)
     capability = _launch.capability(z.device)
     older = capability < 90  # 4 warps spill there
@@ -31,10 +30,12 @@ def backward(z, parameters, routing, upstream, upstreams, gradients, activation:
     block = min(32 if shape.small else 64 if capability >= 100 else 128, power(shape.hidden))
     blocks = triton.cdiv(shape.hidden, block)
     scaled, slopes = (z.new_empty(shape.positions, shape.hidden) for _ in range(2))
-    share_gradient = z.new_empty(blocks, shape.positions, dtype=torch.float32)
-    share = z.new_empty(shape.positions, dtype=torch.float32)
+    share_gradient = z.new_empty(shape.positions, blocks, dtype=torch.float32)
     by_position = (z, upstream)
-    if not shape.dense:
+    if shape.dense:
+        share = z.new_empty(shape.positions, dtype=torch.float32)
+    else:
+        share = dispatch[shape.shares_start :][: shape.positions].view(torch.float32)
         by_position = tuple(z.new_empty(shape.positions, shape.channels) for _ in range(2))
     _mlp.hidden_backward_kernel[(shape.tiles * blocks,)](
         z,
@@ -57,6 +58,8 @@ def backward(z, parameters, routing, upstream, upstreams, gradients, activation:
         shape.channels,
         shape.hidden,
         shape.experts,
+        K=shape.k,
+        DENSE=shape.dense,
         BM=shape.rows,
         BH=block,
         BK=min(shape.depth, power(shape.channels)),
@@ -64,7 +67,6 @@ def backward(z, parameters, routing, upstream, upstreams, gradients, activation:
         TANH=tanh_kind(z.dtype),
         num_warps=4 if shape.rows < 128 and block <= 64 and not unaligned and not older else 8,
         num_stages=2 if shape.small else 3,
-        **common,
         **matrix_options(z),
     )
     copies = z.new_empty(shape.positions, shape.channels)
@@ -129,7 +131,10 @@ def gate_backward(z, condition, gate_weight, routing, upstreams, expert_parts, g
     plain = aligned(shape.channels, condition_channels)
     rows, depth = 64 if width <= 64 else 16, max(1024 // width, 16) if plain else 16
     options["num_warps"] = 4 if width <= 32 and plain else 8
+    # ptxas left alone spills 8 bytes for Blackwell
+    options["maxnreg"] = most_registers(options["num_warps"]) if _launch.capability(z.device) >= 100 else None
     programs = triton.cdiv(shape.tokens, rows)
+    blocks = 0 if expert_parts is None else share_gradient.shape[1]
     logits_gradient = torch.empty_like(probabilities)
     token_parts = probabilities.new_empty(programs, shape.experts, shape.channels)
     _router.gate_backward_kernel[(programs,)](
@@ -147,8 +152,7 @@ def gate_backward(z, condition, gate_weight, routing, upstreams, expert_parts, g
         token_parts,
         shape.tokens,
         shape.padded_tokens,
-        shape.positions,
-        0 if expert_parts is None else share_gradient.shape[0],
+        blocks,
         shape.channels,
         gate_weight.shape[1],
         shape.experts,
@@ -157,6 +161,7 @@ def gate_backward(z, condition, gate_weight, routing, upstreams, expert_parts, g
         DENSE=shape.dense,
         WEIGHTS=weights_upstream is not None,
         PROBABILITIES=probabilities_upstream is not None,
+        BLOCKS=min(16, power(blocks, 1)),
         BM=rows,
         BD=min(depth, power(shape.channels)),
         **options,

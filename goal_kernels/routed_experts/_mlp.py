@@ -18,8 +18,8 @@ from goal_kernels.routed_experts._router import route_rows, store_routing
 
 @triton.jit
 def rows_of_tile(
-    tile, dispatch, weights, experts_of, tokens, padded_tokens, experts, K: tl.constexpr, DENSE: tl.constexpr,
-    EP: tl.constexpr, BM: tl.constexpr
+    tile, dispatch, weights, experts_of, tokens, padded_tokens, positions, experts, K: tl.constexpr,
+    DENSE: tl.constexpr, BM: tl.constexpr
 ):  # fmt: skip
     """Expert of a tile (E or more: none), its tokens, which of them are real, and the share of each in the output."""
     if DENSE:
@@ -33,29 +33,26 @@ def rows_of_tile(
             share += tl.where(mine, tl.load(weights + wide, there, other=0.0), 0.0)
         return expert, rows, there, share
     else:
-        ids = tl.arange(0, EP)
-        ends = tl.load(dispatch + 1 + ids, ids < experts, other=2147483647)
-        expert = tl.sum((ends <= tile * BM).to(tl.int32))
-        pairs = tokens * K
-        pair = tl.load(dispatch + experts + 1 + pairs + tile * BM + tl.arange(0, BM))
-        there = pair >= 0
-        share = tl.load(weights + pair, there, other=0.0)
-        return expert, pair // K, there, share
+        by_position = dispatch + experts + 1 + tokens * K
+        rows = tl.load(by_position + tile * BM + tl.arange(0, BM))
+        share = tl.load(by_position + positions + tile * BM + tl.arange(0, BM)).to(tl.float32, bitcast=True)
+        return tl.load(by_position + 2 * positions + tile), rows, rows >= 0, share
 
 
 @triton.jit
 def expert_rows(
-    x, expert, w1, b1, w2, b2, channels, hidden, DESCRIPTORS: tl.constexpr, BH: tl.constexpr, DP: tl.constexpr,
-    ACTIVATION: tl.constexpr, TANH: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr
+    x, expert, w1, b1, w2, b2, channels, hidden, first, last, DESCRIPTORS: tl.constexpr, BH: tl.constexpr,
+    DP: tl.constexpr, ACTIVATION: tl.constexpr, TANH: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
     """One expert on a tile of rows `x [BM, DP]`; the hidden layer stays on the chip, `BH` channels at a time.
 
+    Of the hidden channels from `first` to before `last`; whoever has the first of them adds the output's bias.
     DESCRIPTORS: w1 and w2 are tensor descriptors of `(E * D, H)` and `(E * H, D)`, for sizes that fill their blocks.
     """
     wide = expert.to(tl.int64)
     d = tl.arange(0, DP)
     out = tl.zeros([x.shape[0], DP], tl.float32)
-    for start in range(0, hidden, BH):
+    for start in range(first, last, BH):
         h = start + tl.arange(0, BH)
         if DESCRIPTORS:
             left = w1.load([expert * channels, start]).to(DOT)
@@ -69,35 +66,45 @@ def expert_rows(
         pre = tl.dot(x, left, input_precision=PRECISION)
         pre += tl.load(b1 + wide * hidden + h, h < hidden, other=0.0).to(tl.float32)[None, :]
         out = tl.dot(activate(pre, ACTIVATION, TANH).to(DOT), right, out, input_precision=PRECISION)
-    return out + tl.load(b2 + wide * channels + d, d < channels, other=0.0).to(tl.float32)[None, :]
+    return out + tl.load(b2 + wide * channels + d, (d < channels) & (first == 0), other=0.0).to(tl.float32)[None, :]
 
 
 @triton.jit(do_not_specialize=["tokens", "per_group", "padded_tokens"])
 def mixture_kernel(
     z, condition, gate_weight, w1, b1, w2, b2, out, probabilities_out, weights_out, experts_out,
     tokens, per_group, padded_tokens, channels, condition_channels, hidden, experts, condition_g, condition_d,
-    K: tl.constexpr, EP: tl.constexpr, SINGLE: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, BD: tl.constexpr,
-    DP: tl.constexpr, ACTIVATION: tl.constexpr, TANH: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
-    ROUTER: tl.constexpr, ROUTER_PRECISION: tl.constexpr
+    K: tl.constexpr, EP: tl.constexpr, SINGLE: tl.constexpr, SPLIT: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr,
+    BD: tl.constexpr, DP: tl.constexpr, ACTIVATION: tl.constexpr, TANH: tl.constexpr, DOT: tl.constexpr,
+    PRECISION: tl.constexpr, ROUTER: tl.constexpr, ROUTER_PRECISION: tl.constexpr, RESIDENT: tl.constexpr
 ):  # fmt: skip
-    """Few tokens: router and experts in one launch. SINGLE: a program takes all experts and writes the result; else it
-    takes one expert and writes its share to the dense layout, and `combine_kernel` adds them up."""
+    """Few tokens: router and experts in one launch, the router on the experts' tile where RESIDENT.
+
+    SINGLE: a program takes all experts and writes the result; else it takes a SPLIT-th of one expert's hidden channels
+    and writes its part to the dense layout, which has SPLIT copies of all experts, and `combine_kernel` adds them up.
+    """
     tiles = padded_tokens // BM
     own = tl.program_id(0) // tiles
+    part = own // experts
     rows = (tl.program_id(0) % tiles) * BM + tl.arange(0, BM)
     there = rows < tokens
-    probabilities, weights, slots = route_rows(
-        z, condition, gate_weight, rows, tokens, per_group, channels, condition_channels, experts, condition_g,
-        condition_d, K, EP, BD, ROUTER, ROUTER_PRECISION
-    )  # fmt: skip
-    if own == 0:
-        store_routing(
-            probabilities_out, weights_out, experts_out, probabilities, weights, slots, rows, tokens, experts, K
-        )
     ids = tl.arange(0, EP)[None, :]
     d = tl.arange(0, DP)[None, :]
     inside = there[:, None] & (d < channels)
     x = tl.load(z + rows.to(tl.int64)[:, None] * channels + d, inside, other=0.0).to(DOT)
+    if RESIDENT:
+        probabilities, weights, slots = route_rows(
+            x, condition, gate_weight, rows, tokens, per_group, channels, condition_channels, experts, condition_g,
+            condition_d, K, EP, BD, ROUTER, ROUTER_PRECISION, True
+        )  # fmt: skip
+    else:
+        probabilities, weights, slots = route_rows(
+            z, condition, gate_weight, rows, tokens, per_group, channels, condition_channels, experts, condition_g,
+            condition_d, K, EP, BD, ROUTER, ROUTER_PRECISION, False
+        )  # fmt: skip
+    if own == 0:
+        store_routing(
+            probabilities_out, weights_out, experts_out, probabilities, weights, slots, rows, tokens, experts, K
+        )
     if SINGLE:
         total = tl.zeros([BM, DP], tl.float32)
         for expert in range(0, experts):
@@ -105,46 +112,56 @@ def mixture_kernel(
             if tl.sum(chosen.to(tl.int32)) > 0:
                 share = tl.sum(tl.where(chosen, weights, 0.0), axis=1)[:, None]
                 values = expert_rows(
-                    x, own + expert, w1, b1, w2, b2, channels, hidden, False, BH, DP, ACTIVATION, TANH, DOT, PRECISION
-                )
+                    x, own + expert, w1, b1, w2, b2, channels, hidden, 0, hidden, False, BH, DP, ACTIVATION, TANH, DOT,
+                    PRECISION
+                )  # fmt: skip
                 total += tl.where(share == 0.0, 0.0, share * values)
         tl.store(out + rows.to(tl.int64)[:, None] * channels + d, total.to(out.dtype.element_ty), inside)
     else:
-        share = tl.sum(tl.where((slots >= 0) & (ids == own), weights, 0.0), axis=1)[:, None]
-        values = expert_rows(x, own, w1, b1, w2, b2, channels, hidden, False, BH, DP, ACTIVATION, TANH, DOT, PRECISION)
+        expert = own - part * experts
+        share = tl.sum(tl.where((slots >= 0) & (ids == expert), weights, 0.0), axis=1)[:, None]
+        width = tl.cdiv(tl.cdiv(hidden, BH), SPLIT) * BH
+        first = part * width
+        values = expert_rows(
+            x, expert, w1, b1, w2, b2, channels, hidden, first, tl.minimum(first + width, hidden), False, BH, DP,
+            ACTIVATION, TANH, DOT, PRECISION
+        )  # fmt: skip
         position = (own * padded_tokens + rows).to(tl.int64)[:, None]
         values = tl.where(share == 0.0, 0.0, share * values)
         tl.store(out + position * channels + d, values.to(out.dtype.element_ty), inside)
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@triton.jit(do_not_specialize=["tokens", "positions"])
 def experts_kernel(
-    z, w1, b1, w2, b2, weights, dispatch, out, tokens, channels, hidden, experts,
-    K: tl.constexpr, EP: tl.constexpr, DESCRIPTORS: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr,
+    z, w1, b1, w2, b2, dispatch, out, tokens, positions, channels, hidden, experts,
+    K: tl.constexpr, DESCRIPTORS: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr,
     DP: tl.constexpr, ACTIVATION: tl.constexpr, TANH: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
     """Many tokens: a program takes a tile of one expert's tokens through the whole expert."""
     tile = tl.program_id(0)
     expert, rows, there, share = rows_of_tile(
-        tile, dispatch, weights, weights, tokens, tokens, experts, K, False, EP, BM
+        tile, dispatch, dispatch, dispatch, tokens, tokens, positions, experts, K, False, BM
     )
     if expert < experts:
         d = tl.arange(0, DP)[None, :]
         inside = there[:, None] & (d < channels)
         x = tl.load(z + rows.to(tl.int64)[:, None] * channels + d, inside, other=0.0).to(DOT)
+        # Read from memory, it could be any number: the bound shows that a descriptor's row fits 32 bits
+        expert = tl.minimum(expert, experts - 1)
         values = expert_rows(
-            x, expert, w1, b1, w2, b2, channels, hidden, DESCRIPTORS, BH, DP, ACTIVATION, TANH, DOT, PRECISION
-        )
+            x, expert, w1, b1, w2, b2, channels, hidden, 0, hidden, DESCRIPTORS, BH, DP, ACTIVATION, TANH, DOT,
+            PRECISION
+        )  # fmt: skip
         base = out + tile.to(tl.int64) * BM * channels
         local = tl.arange(0, BM)[:, None] * channels + d
         tl.store(base + local, (share[:, None] * values).to(out.dtype.element_ty), inside)
 
 
-@triton.jit(do_not_specialize=["tokens", "padded_tokens"])
+@triton.jit(do_not_specialize=["tokens", "padded_tokens", "positions"])
 def grouped_matmul_kernel(
-    values, matrix, bias, weights, experts_of, dispatch, out, tokens, padded_tokens, depth, width, experts,
+    values, matrix, bias, weights, experts_of, dispatch, out, tokens, padded_tokens, positions, depth, width, experts,
     matrix_k, matrix_n,
-    K: tl.constexpr, EP: tl.constexpr, GATHER: tl.constexpr, SHARE: tl.constexpr, BIAS: tl.constexpr,
+    K: tl.constexpr, GATHER: tl.constexpr, SHARE: tl.constexpr, BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr, TANH: tl.constexpr, DENSE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BK: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
@@ -156,7 +173,7 @@ def grouped_matmul_kernel(
     tile = tl.program_id(0) // columns
     n = (tl.program_id(0) % columns) * BN + tl.arange(0, BN)
     expert, rows, there, share = rows_of_tile(
-        tile, dispatch, weights, experts_of, tokens, padded_tokens, experts, K, DENSE, EP, BM
+        tile, dispatch, weights, experts_of, tokens, padded_tokens, positions, experts, K, DENSE, BM
     )
     if expert < experts:
         local = tl.arange(0, BM)
@@ -186,24 +203,25 @@ def grouped_matmul_kernel(
 
 @triton.jit(do_not_specialize=["tokens", "padded_tokens", "positions"])
 def hidden_backward_kernel(
-    z, upstream, w1, b1, w2, b2, weights, experts_of, dispatch, scaled, slopes, share_gradient, share_sorted,
+    z, upstream, w1, b1, w2, b2, weights, experts_of, dispatch, scaled, slopes, share_gradient, share_by_position,
     z_sorted, upstream_sorted, tokens, padded_tokens, positions, channels, hidden, experts,
-    K: tl.constexpr, EP: tl.constexpr, DENSE: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, BK: tl.constexpr,
+    K: tl.constexpr, DENSE: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, BK: tl.constexpr,
     ACTIVATION: tl.constexpr, TANH: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
     """Recompute the hidden layer of a tile and differentiate it.
 
     Writes `share * hidden` (for w2's gradient), the gradient before the activation (for w1's and z's), and this block
     of hidden channels' part of the gradient of each token's share, which needs no output of the forward pass:
-    `dy . (hidden @ w2 + b2) = hidden . (dy @ w2.T) + dy . b2`. The first block also writes the shares, and in the
-    sorted layout z and the upstream gradient, by position: the gradients of the weights then read them in a row.
+    `dy . (hidden @ w2 + b2) = hidden . (dy @ w2.T) + dy . b2`. The first block also writes, by position, the shares in
+    the dense layout and z and the upstream gradient in the sorted one: the gradients of the weights then read them in a
+    row.
     """
     blocks = tl.cdiv(hidden, BH)
     tile = tl.program_id(0) // blocks
     block = tl.program_id(0) % blocks
     h = block * BH + tl.arange(0, BH)
     expert, rows, there, share = rows_of_tile(
-        tile, dispatch, weights, experts_of, tokens, padded_tokens, experts, K, DENSE, EP, BM
+        tile, dispatch, weights, experts_of, tokens, padded_tokens, positions, experts, K, DENSE, BM
     )
     if expert < experts:
         wide = expert.to(tl.int64)
@@ -243,9 +261,10 @@ def hidden_backward_kernel(
         tl.store(scaled + offset * hidden + base, value.to(scaled.dtype.element_ty), inside)
         back = tl.where(used, share[:, None] * back * slope, 0.0)
         tl.store(slopes + offset * hidden + base, back.to(slopes.dtype.element_ty), inside)
-        tl.store(share_gradient + block.to(tl.int64) * positions + offset + local, gain)
-        if block == 0:
-            tl.store(share_sorted + offset + local, share)
+        tl.store(share_gradient + (offset + local) * blocks + block, gain)
+        if DENSE:  # noqa: SIM102 (decided when compiling)
+            if block == 0:
+                tl.store(share_by_position + offset + local, share)
 
 
 @triton.jit(do_not_specialize=["tokens", "padded_tokens"])

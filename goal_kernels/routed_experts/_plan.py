@@ -66,7 +66,12 @@ class Plan:
     @property
     def dispatch_size(self) -> int:
         """Elements of the dispatch buffer (see _router.py); the dense layout has none."""
-        return 0 if self.dense else self.experts + 1 + self.tokens * self.k + self.positions
+        return 0 if self.dense else self.shares_start + self.positions + self.tiles
+
+    @property
+    def shares_start(self) -> int:
+        """Where the shares by position begin in the dispatch buffer."""
+        return self.experts + 1 + self.tokens * self.k + self.positions
 
 
 def plan(

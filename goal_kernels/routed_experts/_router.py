@@ -4,8 +4,9 @@ Shapes as in the package's docstring. A "pair" is one token at one of its k expe
 "position" is its row in the sorted order, where each expert's rows are padded to a multiple of the row tile so that no
 tile crosses experts. In the dense layout every expert holds every token: position = expert * (padded N) + token.
 
-`dispatch` is one int32 buffer: E + 1 offsets (first position of each expert, and the end), N*k positions by pair, and
-the pair at each position (-1: padding).
+`dispatch` is one int32 buffer: E + 1 offsets (first position of each expert, and the end), N*k positions by pair, the
+token at each position (-1: padding), its share in the output (the bits of a float, 0: padding), and each tile's expert
+(E: none).
 """
 
 from __future__ import annotations
@@ -32,21 +33,30 @@ def route_rows(
     BD: tl.constexpr,
     DOT: tl.constexpr,
     PRECISION: tl.constexpr,
+    RESIDENT: tl.constexpr,
 ):
-    """Route a tile of tokens: probabilities, weights and slot (-1: not chosen) of each expert, all `[rows, EP]`."""
+    """Route a tile of tokens: probabilities, weights and slot (-1: not chosen) of each expert, all `[rows, EP]`.
+
+    RESIDENT: `z` is the tile itself, all channels of `rows`, in the type of the products.
+    """
     there = rows < tokens
     ids = tl.arange(0, EP)
     step = tl.arange(0, BD)
     width = channels + condition_channels
     gate_rows = gate_weight + ids[None, :] * width
-    z_rows = z + rows.to(tl.int64)[:, None] * channels
     logits = tl.zeros([rows.shape[0], EP], tl.float32)
-    for start in range(0, channels, BD):
-        d = start + step
-        left = tl.load(z_rows + d[None, :], there[:, None] & (d < channels)[None, :], other=0.0).to(DOT)
-        inside = (ids < experts)[None, :] & (d < channels)[:, None]
-        right = tl.load(gate_rows + d[:, None], inside, other=0.0).to(DOT)
-        logits = tl.dot(left, right, logits, input_precision=PRECISION)
+    if RESIDENT:
+        every = tl.arange(0, z.shape[1])[:, None]
+        gate = tl.load(gate_rows + every, (ids < experts)[None, :] & (every < channels), other=0.0).to(DOT)
+        logits = tl.dot(z, gate, logits, input_precision=PRECISION)
+    else:
+        z_rows = z + rows.to(tl.int64)[:, None] * channels
+        for start in range(0, channels, BD):
+            d = start + step
+            left = tl.load(z_rows + d[None, :], there[:, None] & (d < channels)[None, :], other=0.0).to(DOT)
+            inside = (ids < experts)[None, :] & (d < channels)[:, None]
+            right = tl.load(gate_rows + d[:, None], inside, other=0.0).to(DOT)
+            logits = tl.dot(left, right, logits, input_precision=PRECISION)
     condition_rows = condition + (rows // per_group).to(tl.int64)[:, None] * condition_g
     for start in range(0, condition_channels, BD):
         d = start + step
@@ -136,6 +146,7 @@ def router_kernel(
             BD,
             DOT,
             PRECISION,
+            False,
         )
         store_routing(
             probabilities_out, weights_out, experts_out, probabilities, weights, slots, rows, tokens, experts, K
@@ -154,12 +165,14 @@ def router_kernel(
 @triton.jit(do_not_specialize=["pairs", "blocks", "positions"])
 def sort_kernel(
     experts_of,
+    weights,
     dispatch,
     counts,
     pairs,
     blocks,
     positions,
     experts,
+    K: tl.constexpr,
     EP: tl.constexpr,
     TILE: tl.constexpr,
     PAIRS: tl.constexpr,
@@ -182,6 +195,7 @@ def sort_kernel(
     starts = ends - padded
     by_pair = dispatch + experts + 1
     by_position = by_pair + pairs
+    shares = by_position + positions
     if program < blocks:
         base = starts + before
         for start in range(0, PAIRS, CHUNK):
@@ -191,20 +205,28 @@ def sort_kernel(
             position = tl.load(by_pair + pair, there, other=0)
             position += tl.sum(tl.where(expert[:, None] == ids[None, :], base[None, :], 0), axis=1)
             tl.store(by_pair + pair, position, there)
-            tl.store(by_position + position, pair, there)
+            share = tl.load(weights + pair, there, other=0.0)
+            tl.store(by_position + position, pair // K, there)
+            tl.store(shares + position, share.to(tl.int32, bitcast=True), there)
     else:
         expert = program - blocks
-        first = tl.sum(tl.where(ids == expert, starts + total, 0))
+        begin = tl.sum(tl.where(ids == expert, starts, 0))
+        first = begin + tl.sum(tl.where(ids == expert, total, 0))
         last = tl.sum(tl.where(ids == expert, ends, 0))
         if expert == 0:
             tl.store(dispatch + ids, starts, ids < experts)
             tl.store(dispatch + experts, tl.sum(padded))
         if expert == experts:
             first = tl.sum(padded)
+            begin = first
             last = positions
         for start in range(first, last, CHUNK):
             position = start + tl.arange(0, CHUNK)
             tl.store(by_position + position, position * 0 - 1, position < last)
+            tl.store(shares + position, position * 0, position < last)
+        for start in range(begin // TILE, last // TILE, CHUNK):
+            tile = start + tl.arange(0, CHUNK)
+            tl.store(shares + positions + tile, tile * 0 + expert, tile < last // TILE)
 
 
 @triton.jit
@@ -246,13 +268,14 @@ def combine_kernel(
         tl.store(out + rows.to(tl.int64)[:, None] * channels + d[None, :], total.to(out.dtype.element_ty), inside)
 
 
-@triton.jit(do_not_specialize=["tokens", "padded_tokens", "positions", "blocks"])
+@triton.jit(do_not_specialize=["tokens", "padded_tokens", "blocks"])
 def gate_backward_kernel(
     z, gate_weight, probabilities, experts_of, dispatch, copies, share_gradient, weights_upstream,
     probabilities_upstream, z_out, logits_out, gate_parts,
-    tokens, padded_tokens, positions, blocks, channels, width, experts,
+    tokens, padded_tokens, blocks, channels, width, experts,
     K: tl.constexpr, EP: tl.constexpr, EXPERTS: tl.constexpr, DENSE: tl.constexpr, WEIGHTS: tl.constexpr,
-    PROBABILITIES: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr
+    PROBABILITIES: tl.constexpr, BLOCKS: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, DOT: tl.constexpr,
+    PRECISION: tl.constexpr
 ):  # fmt: skip
     """Gradient of the logits, of z (the experts' copies added up, plus the gate's part) and of the gate, a tile of
     tokens at a time. EXPERTS: whether there are experts at all (`route_topk` has none)."""
@@ -274,8 +297,10 @@ def gate_backward_kernel(
         if EXPERTS:
             copy = expert if DENSE else slot
             position = position_of(dispatch + experts + 1, rows, copy, padded_tokens, there, K, DENSE)
-            for block in range(0, blocks):
-                value += tl.load(share_gradient + tl.cast(block, tl.int64) * positions + position, there, other=0.0)
+            parts = share_gradient + position.to(tl.int64)[:, None] * blocks
+            for start in range(0, blocks, BLOCKS):
+                block = start + tl.arange(0, BLOCKS)[None, :]
+                value += tl.sum(tl.load(parts + block, there[:, None] & (block < blocks), other=0.0), axis=1)
         gradient += tl.where(mine, value[:, None], 0.0)
     # weights = kept / sum(kept), kept = the chosen probabilities; then the softmax
     kept = tl.where(chosen > 0, p, 0.0)

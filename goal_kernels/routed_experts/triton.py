@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from goal_kernels._launch import on_device_of, within_32_bits
+from goal_kernels._launch import on_device_of, packed, within_32_bits
 from goal_kernels._precision import without_autocast
 from goal_kernels.routed_experts import _launches, _launches_backward
 from goal_kernels.routed_experts._plan import MAX_EXPERTS, MAX_PAIRS, plan
@@ -44,7 +44,7 @@ def route_op(z: Tensor, condition: Tensor, gate_weight: Tensor, k: int) -> tuple
     routing = _empty_routing(z, gate_weight.shape[0], k)
     if z.shape[0]:
         shape = plan(z.shape[0], z.shape[1], 1, gate_weight.shape[0], k, z.dtype, z.device)
-        z, gate_weight = z.contiguous(), gate_weight.contiguous()
+        z, gate_weight = packed(z), packed(gate_weight)
         with on_device_of(z):
             _launches.route(z, within_32_bits(condition, 1), gate_weight, routing, shape, routing[1].new_empty(0).int())
     return routing
@@ -73,7 +73,7 @@ def experts_op(
         return outputs
     routing = weights, experts, probabilities
     shape = plan(z.shape[0], z.shape[1], w1.shape[2], gate_weight.shape[0], k, z.dtype, z.device)
-    z, gate_weight, w1, b1, w2, b2 = (tensor.contiguous() for tensor in (z, gate_weight, w1, b1, w2, b2))
+    z, gate_weight, w1, b1, w2, b2 = (packed(tensor) for tensor in (z, gate_weight, w1, b1, w2, b2))
     condition = within_32_bits(condition, 1)
     with on_device_of(z):
         if shape.dense:
@@ -121,9 +121,7 @@ def experts_backward_op(
             gradient.zero_()
         return gradients
     shape = plan(z.shape[0], z.shape[1], w1.shape[2], gate_weight.shape[0], weights.shape[1], z.dtype, z.device)
-    upstream, z, gate_weight, w1, b1, w2, b2 = (
-        tensor.contiguous() for tensor in (upstream, z, gate_weight, w1, b1, w2, b2)
-    )
+    upstream, z, gate_weight, w1, b1, w2, b2 = (packed(tensor) for tensor in (upstream, z, gate_weight, w1, b1, w2, b2))
     with on_device_of(z), without_autocast(z.device.type):
         parameters = (within_32_bits(condition, 1), gate_weight, w1, b1, w2, b2)
         routing = (weights, experts, probabilities, dispatch)
@@ -160,7 +158,7 @@ def route_backward_op(
             gradient.zero_()
         return gradients
     shape = plan(z.shape[0], z.shape[1], 1, gate_weight.shape[0], weights.shape[1], z.dtype, z.device)
-    z, condition, gate_weight = z.contiguous(), within_32_bits(condition, 1), gate_weight.contiguous()
+    z, condition, gate_weight = packed(z), within_32_bits(condition, 1), packed(gate_weight)
     upstreams = (weights_upstream, probabilities_upstream)
     routing = (weights, experts, probabilities, experts)
     with on_device_of(z), without_autocast(z.device.type):

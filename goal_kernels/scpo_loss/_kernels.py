@@ -13,9 +13,9 @@ PARTIALS = tl.constexpr(8)
 
 
 @triton.jit
-def scpo_rows(pointer, row, v, stride, inside, filler):
+def scpo_rows(logits):
     """Log-softmax of `[S, T, V]` rows: probabilities, log-probabilities with 0 where masked, that mask, and the lse."""
-    x = tl.load(pointer + row[:, :, None] + v[None, None, :] * stride, inside, other=filler).to(tl.float32)
+    x = logits.to(tl.float32)
     top = tl.max(x, axis=2)
     shifted = x - top[:, :, None]
     weight = tl.exp(shifted)
@@ -69,34 +69,40 @@ def scpo_loss_kernel(
     smallest = tl.full([S], float("inf"), tl.float32)
     largest = tl.full([S], float("-inf"), tl.float32)
     for first in range(tl.program_id(0).to(tl.int64) * S, sequences, programs * S):
+        # Every load comes before the arithmetic: reductions hold up what is behind them.
         there = s < sequences - first
         length = tl.load(lengths + first + s, there, other=0).to(tl.int32)
         length = tl.minimum(tl.maximum(length, 0), steps)
-        advantage = tl.load(advantages + first + s, there, other=0.0).to(tl.float32)
         # Padding is masked here, before any exponential, and never read.
         valid = t[None, :] < length[:, None]
         place = s[:, None] * steps + t[None, :]
         token = tl.load(tokens + first * steps + place, valid, other=0).to(tl.int32)
         token = tl.minimum(tl.maximum(token, 0), vocabulary - 1)
-        old = tl.load(old_log_probs + first * steps + place, valid, other=0.0).to(tl.float32)
         g = (s.to(tl.int64) + first)[:, None]
         row = g * logits_g + t[None, :].to(tl.int64) * logits_t
         reference_row = g * reference_g + t[None, :].to(tl.int64) * reference_t
         inside = valid[:, :, None] & (v < vocabulary)[None, None, :]
         # Rows of padding become even distributions, whose numbers are finite and then dropped.
         filler = tl.where(v < vocabulary, 0.0, float("-inf"))[None, None, :]
-        p, log_p, masked, lse = scpo_rows(logits, row, v, logits_v, inside, filler)
-        _, log_q, reference_masked, reference_lse = scpo_rows(reference, reference_row, v, reference_v, inside, filler)
-        chosen = tl.load(logits + row + token.to(tl.int64) * logits_v, valid, other=0.0).to(tl.float32) - lse
+        x = tl.load(logits + row[:, :, None] + v[None, None, :] * logits_v, inside, other=filler)
+        y = tl.load(reference + reference_row[:, :, None] + v[None, None, :] * reference_v, inside, other=filler)
+        chosen = tl.load(logits + row + token.to(tl.int64) * logits_v, valid, other=0.0).to(tl.float32)
+        if not EXACT:
+            reference_token = reference + reference_row + token.to(tl.int64) * reference_v
+            wanted = tl.load(reference_token, valid, other=0.0).to(tl.float32)
+        old = tl.load(old_log_probs + first * steps + place, valid, other=0.0).to(tl.float32)
+        advantage = tl.load(advantages + first + s, there, other=0.0).to(tl.float32)
 
+        p, log_p, masked, lse = scpo_rows(x)
+        _, log_q, reference_masked, reference_lse = scpo_rows(y)
+        chosen -= lse
         entropy = -tl.sum(p * log_p, axis=2)
         if EXACT:
             supported = ~masked & ~reference_masked
             difference = tl.where(supported, log_p - log_q, 0.0)
             kl = tl.sum(p * difference, axis=2)
         else:
-            reference_token = reference + reference_row + token.to(tl.int64) * reference_v
-            wanted = tl.load(reference_token, valid, other=0.0).to(tl.float32) - reference_lse
+            wanted -= reference_lse
             estimable = (chosen > float("-inf")) & (wanted > float("-inf"))
             gap = tl.where(estimable, wanted - chosen, 0.0)
             kl_moves = estimable & (gap <= LIMIT)

@@ -17,17 +17,18 @@ import torch
 import triton
 from torch import Tensor
 
-from goal_kernels import _launch
 from goal_kernels._launch import most_registers, multiprocessors, on_device_of, within_32_bits
 from goal_kernels.scpo_loss._kernels import PARTIALS, scale_kernel, scpo_loss_kernel, scpo_summary_kernel
 from goal_kernels.scpo_loss.eager import ScpoLoss
 
 # A sequence's T x V logits stay in registers: beyond this many (both rounded up to powers of two) eager runs.
 MAX_SEQUENCE = 4096
-# Elements a program: 8 of each of the two policies a thread. A vocabulary whose rows do not start on 16 bytes is loaded
-# element by element, which takes more registers.
-TILE, NARROW_TILE, NARROW = 1024, 512, 32
+# A sequence of up to this many elements is one warp's: 16 of each policy's a thread, and no barrier anywhere. Rows that
+# do not start on multiples of ALIGNMENT elements are loaded one element at a time, which takes registers.
+WARP_TILE, UNALIGNED_WARP_TILE = 512, 256
+ALIGNMENT = 16
 PROGRAMS_PER_MULTIPROCESSOR = 16
+SUMMARY_PARTS = 1024  # partials the summary reads at once
 SCALE_TILE = 8192  # elements a program of the scaling kernel takes in one step
 
 
@@ -43,6 +44,19 @@ def supports(logits: Tensor) -> bool:
 def sequence_tile(steps: int, vocabulary: int) -> int:
     """Registers one sequence takes, in elements."""
     return int(triton.next_power_of_2(max(steps, 1)) * triton.next_power_of_2(vocabulary))
+
+
+def program_options(steps: int, vocabulary: int, *, aligned: bool) -> dict[str, int | None]:
+    """Sequences, warps and most registers of a program: pinned, by the size of a sequence's tile.
+
+    Left alone ptxas spills some unaligned loads of several warps.
+    """
+    elements = sequence_tile(steps, vocabulary)
+    if elements > (WARP_TILE if aligned else UNALIGNED_WARP_TILE):
+        warps = min(16, max(4, elements // 256))
+        return {"S": 1, "num_warps": warps, "maxnreg": None if aligned else most_registers(warps)}
+    tile = WARP_TILE if aligned else UNALIGNED_WARP_TILE // 2
+    return {"S": max(1, tile // elements), "num_warps": 1, "maxnreg": None}
 
 
 @torch.library.custom_op("goal_kernels::scpo_loss", mutates_args=())
@@ -63,17 +77,13 @@ def scpo_loss_op(
     """Loss, the seven statistics after it in `ScpoLoss`, and the gradient times `1 / gradient_factor`."""
     sequences, steps, vocabulary = logits.shape
     loss, statistics, gradient = _outputs(logits, with_gradient)
-    step_tile, vocabulary_tile = triton.next_power_of_2(max(steps, 1)), triton.next_power_of_2(vocabulary)
-    narrow = vocabulary_tile <= NARROW
-    tile = NARROW_TILE if narrow else TILE
-    sequence_count = max(1, tile // (step_tile * vocabulary_tile))
-    most = PROGRAMS_PER_MULTIPROCESSOR * multiprocessors(logits.device)
-    programs = max(1, min(triton.cdiv(sequences, sequence_count), most))
-    warps = min(16, max(4, step_tile * vocabulary_tile // 256))
-    # What ptxas chooses spills for other cards than Hopper
-    registers = most_registers(warps) if narrow and _launch.capability(logits.device) != 90 else None
     with on_device_of(logits):
         logits, reference_logits = within_32_bits(logits, 2), within_32_bits(reference_logits, 2)
+        strides = (*logits.stride(), *reference_logits.stride())
+        aligned = vocabulary % ALIGNMENT == 0 and strides[2] == strides[5] == 1
+        options = program_options(steps, vocabulary, aligned=aligned)
+        most = PROGRAMS_PER_MULTIPROCESSOR * multiprocessors(logits.device)
+        programs = max(1, min(triton.cdiv(sequences, options["S"]), most))
         partials = torch.empty(programs, int(PARTIALS.value), dtype=torch.float32, device=logits.device)
         scpo_loss_kernel[(programs,)](
             logits,
@@ -88,8 +98,7 @@ def scpo_loss_op(
             programs,
             steps,
             vocabulary,
-            *logits.stride(),
-            *reference_logits.stride(),
+            *strides,
             clip_low,
             clip_high,
             kl_weight,
@@ -97,14 +106,20 @@ def scpo_loss_op(
             EXACT=exact,
             PER_TOKEN=per_token,
             GRADIENT=with_gradient,
-            S=sequence_count,
-            T=step_tile,
-            V=vocabulary_tile,
-            num_warps=warps,
-            maxnreg=registers,
+            T=triton.next_power_of_2(max(steps, 1)),
+            V=triton.next_power_of_2(vocabulary),
+            **options,
         )
+        block = min(SUMMARY_PARTS, max(16, triton.next_power_of_2(programs)))
         scpo_summary_kernel[(1,)](
-            partials, loss, statistics, programs, sequences, PER_TOKEN=per_token, BLOCK=256, num_warps=4
+            partials,
+            loss,
+            statistics,
+            programs,
+            sequences,
+            PER_TOKEN=per_token,
+            BLOCK=block,
+            num_warps=max(1, block // 64),
         )
     return loss, statistics, gradient
 

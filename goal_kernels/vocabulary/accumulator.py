@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from goal_kernels._native import Accumulator
 from goal_kernels.vocabulary.checks import amounts_array, positive_integer
+from goal_kernels.vocabulary.native import native
 
 DEFAULT_CAPACITY = 1 << 20
 
@@ -35,7 +35,7 @@ class VocabularyAccumulator:
     """
 
     def __init__(self, capacity: int = DEFAULT_CAPACITY) -> None:
-        self._native = Accumulator(positive_integer("capacity", capacity))
+        self._native = native().Accumulator(positive_integer("capacity", capacity))
 
     def add(self, values: Any) -> None:
         """Adds a chunk of amounts `(N,)` float64, float32 or int64; a chunk with a bad amount adds nothing.
@@ -69,7 +69,7 @@ class VocabularyAccumulator:
         if not isinstance(data, bytes):
             raise TypeError(f"data is a {type(data).__name__}, expected bytes")
         accumulator = cls.__new__(cls)
-        accumulator._native = Accumulator.from_bytes(data)
+        accumulator._native = native().Accumulator.from_bytes(data)
         return accumulator
 
     def build(

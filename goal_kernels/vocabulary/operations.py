@@ -6,7 +6,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from goal_kernels import _native
 from goal_kernels.vocabulary.checks import (
     amounts_array,
     positive_integer,
@@ -14,6 +13,7 @@ from goal_kernels.vocabulary.checks import (
     tokens_array,
     vocabulary_array,
 )
+from goal_kernels.vocabulary.native import native
 
 
 class _Pair(NamedTuple):
@@ -70,7 +70,7 @@ def build_vocabulary(
         >>> build_vocabulary(np.array([0, 1, 2, 5, 5, 7])).tolist()
         [7.0, 5.0, 2.0, 1.0]
     """
-    return _native.build_vocabulary(
+    return native().build_vocabulary(
         amounts_array(values),
         q_start=float(q_start),
         q_end=float(q_end),
@@ -115,7 +115,7 @@ def encode(
     """
     if on_overflow not in ("error", "truncate"):
         raise ValueError(f'on_overflow is {on_overflow!r}, expected "error" or "truncate"')
-    tokens, lengths, truncated = _native.encode(
+    tokens, lengths, truncated = native().encode(
         amounts_array(values),
         vocabulary_array(vocabulary),
         max_length=positive_integer("max_length", max_length),
@@ -144,4 +144,4 @@ def decode(tokens: Any, vocabulary: Any, *, threads: int | None = None) -> np.nd
         >>> decode(np.array([[0, 1, 1, -1]], dtype=np.int32), np.array([5.0, 2.0, 1.0])).tolist()
         [9.0]
     """
-    return _native.decode(tokens_array(tokens), vocabulary_array(vocabulary), threads=thread_count(threads))
+    return native().decode(tokens_array(tokens), vocabulary_array(vocabulary), threads=thread_count(threads))

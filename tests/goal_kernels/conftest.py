@@ -30,6 +30,7 @@ class CompiledKernel:
     shared: int
     tensor: int  # columns of tensor memory
     ptx: str
+    ttgir: str
 
     def check(self, *, wgmma: bool = False) -> None:
         """No spills, memory on the chip suffices, and on sm_90 the matrix unit is used if the kernel multiplies."""
@@ -95,8 +96,8 @@ def compile_launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
                     seen.add(kernel.hash)
                     registers, stack = resource_usage(kernel.asm["cubin"], tmp_path)
                     memory = kernel.metadata.shared, kernel.metadata.tmem_size or 0
-                    ptx = kernel.asm["ptx"]
-                    kernels.append(CompiledKernel(self.__name__, capability, registers, stack, *memory, ptx))
+                    code = kernel.asm["ptx"], kernel.asm["ttgir"]
+                    kernels.append(CompiledKernel(self.__name__, capability, registers, stack, *memory, *code))
 
             with monkeypatch.context() as patch:
                 patch.setattr(driver, "_active", Target(capability))  # set_active cannot be undone without a GPU

@@ -125,3 +125,28 @@ def test_import_touches_neither_triton_nor_cuda() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
+
+
+def test_package_works_without_the_extension() -> None:
+    """Only the vocabulary needs it, and says so."""
+    code = (
+        "import sys\n"
+        "sys.modules['goal_kernels._native'] = None\n"
+        "import numpy, torch, goal_kernels\n"
+        "reward = torch.ones(1, 1, 2)\n"
+        "assert not goal_kernels.group_advantage(reward, reward, torch.zeros(1)).any()\n"
+        "for use in (\n"
+        "    goal_kernels.VocabularyAccumulator,\n"
+        "    lambda: goal_kernels.build_vocabulary(numpy.ones(1)),\n"
+        "    lambda: goal_kernels.encode(numpy.ones(1), numpy.ones(1), max_length=1),\n"
+        "    lambda: goal_kernels.decode(numpy.zeros((1, 1), int), numpy.ones(1)),\n"
+        "):\n"
+        "    try:\n"
+        "        use()\n"
+        "    except ImportError as error:\n"
+        "        assert 'C++ extension' in str(error) and 'build_ext' in str(error), error\n"
+        "    else:\n"
+        "        raise AssertionError('no error')\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr

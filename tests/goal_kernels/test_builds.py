@@ -47,8 +47,16 @@ def no_synchronisation(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def routed_experts(
-    tokens: int, channels: int, hidden: int, experts: int, dtype: torch.dtype, k: int = 2, activation: str = "gelu_tanh"
+    tokens: int,
+    channels: int,
+    hidden: int,
+    experts: int,
+    dtype: torch.dtype,
+    k: int = 2,
+    activation: str = "gelu_tanh",
+    router: torch.dtype | None = None,
 ) -> None:
+    """Biases in fp32 beside `dtype`, and the router in `router`: in fp32 as autocast leaves it, or like the tokens."""
     from goal_kernels.routed_experts import triton
 
     groups = max(tokens // 8, 1) if tokens % 8 == 0 else 1
@@ -61,7 +69,11 @@ def routed_experts(
         (experts, hidden, channels),
         (experts, channels),
     )
-    arguments: list[Any] = [torch.zeros(shape, dtype=dtype, requires_grad=True) for shape in shapes]
+    gate = router or dtype
+    kinds = (dtype, gate, gate, dtype, torch.float32, dtype, torch.float32)
+    arguments: list[Any] = [
+        torch.zeros(shape, dtype=kind, requires_grad=True) for shape, kind in zip(shapes, kinds, strict=True)
+    ]
     out, routing = triton.routed_experts(*arguments, k=k, activation=activation)
     if out.requires_grad:
         (out.sum() + routing.weights.sum() + routing.probabilities.sum()).backward()
@@ -109,27 +121,37 @@ def group_advantage(candidates: int, dtype: torch.dtype) -> None:
     )
 
 
+@pytest.mark.parametrize("router", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("tokens, channels, hidden, experts", [(4096, 128, 512, 4), (32768, 256, 1024, 8)])
-def test_experts(compile_launches, no_synchronisation, tokens, channels, hidden, experts):
+def test_experts(compile_launches, no_synchronisation, tokens, channels, hidden, experts, router):
     def launch() -> None:
         # The backward pass of the dense layout runs the kernels of the sorted one: all builds means both
         with torch.set_grad_enabled(ALL_BUILDS or tokens > 4096):
-            routed_experts(tokens, channels, hidden, experts, torch.bfloat16)
+            routed_experts(tokens, channels, hidden, experts, torch.bfloat16, router=router)
 
     kernels = compile_launches(launch, CAPABILITIES)
     for kernel in kernels:
         kernel.check(wgmma=kernel.name in MATMULS)
+        if kernel.name == "mixture_kernel" and kernel.capability == 90:
+            assert kernel.registers <= 128, "two programs of 8 warps a multiprocessor"
 
 
 @pytest.mark.parametrize("kl", ["exact", "k3"])
 def test_scpo_loss(compile_launches, no_synchronisation, kl):
     for kernel in compile_launches(lambda: scpo_loss(8, 64, torch.bfloat16, kl, "sequence"), CAPABILITIES):
         kernel.check()
+        if kernel.name == "scpo_loss_kernel":
+            assert "bar.sync" not in kernel.ptx, "a sequence is one warp's"
+            loads = kernel.ptx[kernel.ptx.index("ld.global") : kernel.ptx.rindex("ld.global")]
+            assert "shfl.sync" not in loads, "no load waits for a sum"
 
 
 def test_group_advantage(compile_launches, no_synchronisation):
     for kernel in compile_launches(lambda: group_advantage(16, torch.float32), CAPABILITIES):
         kernel.check()
+    contiguous = compile_launches(lambda: group_advantage(16, torch.float32))[0]
+    assert contiguous.registers <= 40, "12 programs of 4 warps a multiprocessor"
+    assert contiguous.ptx.count("ld.global.L1::evict_first") >= 2
 
 
 @pytest.mark.parametrize("capability", [80, 100])

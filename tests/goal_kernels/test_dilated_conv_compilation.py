@@ -8,6 +8,7 @@ what it built, so that only the first run takes minutes.
 from __future__ import annotations
 
 import importlib.util
+import re
 
 import pytest
 import torch
@@ -68,7 +69,14 @@ def test_training_at_the_measured_shapes(length: int, channels: int, compile_lau
     def training() -> None:
         stack(channels, BF16, length, keep=True, backward=True, dilations=(1, 2, 4, 8))
 
-    names = check(compile_launches(training), channels)
+    kernels = compile_launches(training)
+    names = check(kernels, channels)
+    for kernel in kernels:
+        if kernel.name == "stack_kernel":
+            moved = re.findall(r"ttg.convert_layout .*: tensor<(\w+)x(\w+)x(\w+),", kernel.ttgir)
+            assert moved and all(kind == "bf16" for *_, kind in moved), (
+                "a tile changes its layout as bf16 or not at all"
+            )
     assert names >= ({"stack_kernel", "conv_kernel"} if channels == 128 else WIDE_KERNELS)
 
 

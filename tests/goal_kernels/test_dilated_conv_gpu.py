@@ -15,6 +15,8 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 RELATIVE_ERROR = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 DILATIONS = (1, 2, 4)
+# One worker of xdist runs what needs most of the card's memory, one test after another (--dist loadgroup)
+memory = pytest.mark.xdist_group("memory")
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0, scale: float = 1.0) -> Tensor:
@@ -151,6 +153,7 @@ def test_launches_on_the_device_of_the_input() -> None:
     assert torch.isfinite(ours(*tensors)).all()
 
 
+@memory
 def test_more_than_two_to_the_31_elements() -> None:
     """Rows past the 31-bit edge, forward and backward, and more than 65,535 tiles."""
     batch, length, channels, last = 2**19 + 8, 256, 16, 3

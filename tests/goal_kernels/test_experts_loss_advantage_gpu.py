@@ -16,6 +16,8 @@ from goal_kernels.scpo_loss import eager as eager_loss
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
 RELATIVE_ERROR = {torch.bfloat16: 1e-2, torch.float16: 1e-3, torch.float32: 1e-5}
 OPTIONS = {"clip_low": 0.2, "clip_high": 0.3, "kl_weight": 0.05}
+# One worker of xdist runs what needs most of the card's memory, one test after another (--dist loadgroup)
+memory = pytest.mark.xdist_group("memory")
 
 
 def experts_arguments(
@@ -125,16 +127,60 @@ def test_experts_in_a_graph_give_the_bits_of_a_run_outside(tokens: int) -> None:
     captured_equals_run(lambda: with_gradients(lambda *t: routed_experts(*t, k=2)[0], arguments, upstream))
 
 
-def test_loss_and_advantage_in_a_graph_give_the_bits_of_a_run_outside() -> None:
+@pytest.mark.parametrize(("kl", "ratio"), [("exact", "sequence"), ("k3", "token")])
+def test_loss_and_advantage_in_a_graph_give_the_bits_of_a_run_outside(kl: str, ratio: str) -> None:
     tensors = loss_arguments(1000, 4, 30, torch.bfloat16)
 
     def step() -> list[Tensor]:
-        result = scpo_loss(**tensors, **OPTIONS)
+        result = scpo_loss(**tensors, **OPTIONS, kl=kl, ratio=ratio)
         return [*result, *torch.autograd.grad(3 * result.loss, tensors["logits"])]
 
     captured_equals_run(step)
     reward = torch.randn(50, 7, 16, device="cuda")
     captured_equals_run(lambda: [group_advantage(reward, reward.flip(0), torch.ones(7, device="cuda"))])
+
+
+# Inductor still imports what torch deprecates: https://github.com/pytorch/pytorch/issues/174081
+compiles = pytest.mark.filterwarnings("ignore:`torch.jit.*` is:DeprecationWarning")
+
+
+@compiles
+@pytest.mark.parametrize("tokens", [16, 1000, 20000])
+def test_compiled_experts_give_the_bits_of_eager_mode(tokens: int) -> None:
+    arguments = experts_arguments(tokens, 64, 128, 4, torch.bfloat16, groups=1)
+    upstream = torch.randn(tokens, 64, device="cuda").bfloat16()
+
+    def experts(*tensors: Tensor) -> Tensor:
+        return routed_experts(*tensors, k=2)[0]
+
+    values = with_gradients(torch.compile(experts, fullgraph=True), arguments, upstream)
+    for value, expected in zip(values, with_gradients(experts, arguments, upstream), strict=True):
+        assert torch.equal(value, expected)
+
+
+@compiles
+@pytest.mark.parametrize(("kl", "ratio"), [("exact", "sequence"), ("k3", "token")])
+def test_compiled_loss_gives_the_loss_of_eager_mode(kl: str, ratio: str) -> None:
+    tensors = loss_arguments(1000, 4, 30, torch.bfloat16)
+
+    def loss(logits: Tensor, others: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        return tuple(scpo_loss(logits, **others, **OPTIONS, kl=kl, ratio=ratio))
+
+    logits = tensors.pop("logits")
+    values, expected = torch.compile(loss, fullgraph=True)(logits, tensors), loss(logits, tensors)
+    for value, wanted in zip(values, expected, strict=True):
+        assert torch.equal(value, wanted)
+    (value,), (wanted,) = (torch.autograd.grad(3 * result[0], logits) for result in (values, expected))
+    torch.testing.assert_close(value, wanted)
+
+
+@compiles
+def test_compiled_advantage_gives_the_bits_of_eager_mode() -> None:
+    reward, multipliers = torch.randn(50, 7, 16, device="cuda"), torch.ones(7, device="cuda")
+    compiled = torch.compile(group_advantage, fullgraph=True)
+    assert torch.equal(
+        compiled(reward, reward.flip(0), multipliers), group_advantage(reward, reward.flip(0), multipliers)
+    )
 
 
 def captured_equals_run(function: Callable[[], list[Tensor]]) -> None:
@@ -162,6 +208,7 @@ def test_the_device_of_the_input_is_used() -> None:
     torch.testing.assert_close(out, expected, atol=2e-2, rtol=2e-2)
 
 
+@memory
 def test_experts_of_more_than_two_to_the_31_elements() -> None:
     """Tokens past the 31-bit edge, forward and backward: those before are zero and so is their upstream gradient."""
     channels, last = 128, 64
@@ -184,6 +231,7 @@ def test_experts_of_more_than_two_to_the_31_elements() -> None:
         assert (value.double() - expected.double()).norm() < 2e-2 * expected.double().norm()
 
 
+@memory
 def test_loss_of_more_than_two_to_the_31_logits() -> None:
     steps, vocabulary, last = 8, 32, 5
     sequences = 2**31 // (steps * vocabulary) + last

@@ -29,12 +29,14 @@ def kernels_on_cpu() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fresh memory holds NaN, so that an output that no kernel wrote shows."""
+    """Fresh memory holds NaN, or an integer that no id or position reaches: an output that no kernel wrote shows."""
 
     def poisoned(allocate):
         def allocate_poisoned(*args, **kwargs):
             tensor = allocate(*args, **kwargs)
-            return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
+            if tensor.is_floating_point():
+                return tensor.fill_(float("nan"))
+            return tensor.fill_(torch.iinfo(tensor.dtype).max) if tensor.dtype in (torch.int32, torch.int64) else tensor
 
         return allocate_poisoned
 

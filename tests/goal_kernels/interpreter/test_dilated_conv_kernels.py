@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import numpy as np
@@ -246,10 +247,19 @@ def test_operators_pass_opcheck() -> None:
     bias = random(3).requires_grad_()
     conv = (arguments[0], random(2, 4, 3).requires_grad_(), bias, 2)
     torch.library.opcheck(kernels._conv, conv)
+    x, *parameters = (argument.detach() for argument in arguments)
+    out, hidden, rstd = kernels._stack(x, *parameters, [1, 2], 1e-5, True)
+    torch.library.opcheck(kernels._stack_backward, (out, x, hidden, out, rstd, *parameters, [1, 2], 1e-5))
+    grad, weight = random(2, 4, 3), random(2, 4, 3)
+    for bias in (random(3), None):
+        torch.library.opcheck(kernels._conv_backward, (grad, x, weight, bias, 2))
 
 
+# torch 2.13 itself warns when inductor is imported
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("backend", ["aot_eager", *(["inductor"] if os.environ.get("CI") == "true" else [])])
 @pytest.mark.parametrize("autocast", [False, True])
-def test_compiles_to_one_graph(autocast: bool) -> None:
+def test_compiles_to_one_graph(autocast: bool, backend: str) -> None:
     dtype = torch.float16 if autocast else torch.float32
     arguments = stack_arguments(2, 4, 4, 2, 2, torch.float32)
     upstream = random(2, 4, 4, seed=7, dtype=dtype)
@@ -258,7 +268,7 @@ def test_compiles_to_one_graph(autocast: bool) -> None:
         return causal_conv_stack(*tensors, (1, 2))
 
     results = []
-    for function in (run, torch.compile(run, fullgraph=True, backend="aot_eager")):
+    for function in (run, torch.compile(run, fullgraph=True, backend=backend)):
         leaves = [argument.detach().requires_grad_() for argument in arguments]
         with torch.autocast("cpu", dtype=torch.float16, enabled=autocast):
             out = function(*leaves)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -57,6 +58,7 @@ def run(function, tensors: list[Tensor], upstream: list[Tensor] | None = None) -
     """Output, weights, probabilities, and the gradients of all arguments."""
     leaves = [tensor.detach().clone().requires_grad_() for tensor in tensors]
     out, routing = function(*leaves)
+    assert ((routing.experts >= 0) & (routing.experts < tensors[2].shape[0])).all()
     results = [out, routing.weights, routing.probabilities]
     if upstream is None:
         generator = torch.Generator().manual_seed(1)
@@ -138,6 +140,29 @@ def test_weights_by_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(seen) == 2
 
 
+def test_weights_that_start_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Views at odd offsets into a larger buffer: a descriptor wants its tensor on 16 bytes."""
+    monkeypatch.setattr(_plan, "DENSE_PAIRS", 0)
+    tensors = inputs(tokens=20, groups=2, channels=16, hidden=128, experts=2, dtype=torch.float16)
+    views = [torch.cat([t.new_zeros(1), t.flatten()])[1:].view(t.shape).requires_grad_() for t in tensors]
+    assert all(view.is_contiguous() and view.data_ptr() % 16 for view in views)
+    results = []
+    for leaves in (views, [tensor.requires_grad_() for tensor in tensors]):
+        out, routing = routed_experts(*leaves, k=1)
+        gradients = torch.autograd.grad(out.float().square().sum() + routing.probabilities[:, 0].sum(), leaves)
+        results.append([out, *routing, *gradients])
+    for value, expected in zip(*results, strict=True):
+        assert torch.equal(value, expected)
+
+
+def test_hidden_channels_shared_by_two_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_plan, "ALIGNMENT", 1)
+    # the last block of hidden channels is not full, and fp32's blocks are smaller than fp16's
+    check(inputs(tokens=20, groups=4, channels=20, experts=3, hidden=300), 2)
+    check(inputs(tokens=20, groups=4, channels=20, experts=3, hidden=300, dtype=torch.float16), 2)
+    assert _launches.hidden_split(_plan.plan(20, 20, 300, 3, 2, torch.float32, CPU)) == 2
+
+
 def test_two_matmuls_for_wide_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_plan, "FUSED_CHANNELS", 16)
     check(inputs(tokens=20, groups=2, channels=24, experts=3, dtype=torch.float16), 2)
@@ -169,19 +194,24 @@ def test_tokens_are_sorted_by_expert_in_their_order(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(_launches, "ROUTER_TOKENS", 64)  # several router programs
     tokens, count, k = 200, 5, 2
     tensors = inputs(tokens=tokens, experts=count)
-    _, _, experts, _, dispatch = triton.experts_op(*tensors, k, "relu")
-    rows = _plan.plan(tokens, 6, 8, count, k, torch.float32, CPU).rows
+    _, weights, experts, _, dispatch = triton.experts_op(*tensors, k, "relu")
+    shape = _plan.plan(tokens, 6, 8, count, k, torch.float32, CPU)
+    rows = shape.rows
     offsets = dispatch[: count + 1].tolist()
     by_pair = dispatch[count + 1 : count + 1 + tokens * k]
-    by_position = dispatch[count + 1 + tokens * k :]
+    by_position = dispatch[count + 1 + tokens * k : shape.shares_start]
+    shares = dispatch[shape.shares_start :][: shape.positions].view(torch.float32)
+    tiles = dispatch[shape.shares_start + shape.positions :]
     assert all(offset % rows == 0 for offset in offsets)
     for expert in range(count):
         pairs = (experts.flatten() == expert).nonzero().squeeze(-1)
         mine = by_position[offsets[expert] : offsets[expert + 1]]
-        assert torch.equal(mine[: len(pairs)].long(), pairs)
+        assert torch.equal(mine[: len(pairs)].long(), pairs // k)
         assert (mine[len(pairs) :] == -1).all()
-    assert (by_position[offsets[-1] :] == -1).all()
-    assert torch.equal(by_position[by_pair.long()], torch.arange(tokens * k, dtype=torch.int32))
+        assert (tiles[offsets[expert] // rows : offsets[expert + 1] // rows] == expert).all()
+    assert (by_position[offsets[-1] :] == -1).all() and (tiles[offsets[-1] // rows :] == count).all()
+    assert torch.equal(by_position[by_pair.long()], torch.arange(tokens * k, dtype=torch.int32) // k)
+    assert torch.equal(shares[by_pair.long()], weights.flatten()) and not shares[by_position < 0].any()
 
 
 @both_layouts
@@ -277,17 +307,26 @@ def test_opcheck(layout: str) -> None:
     tensors = [tensor.requires_grad_() for tensor in inputs(tokens=6, groups=2, experts=3)]
     torch.library.opcheck(triton.experts_op, (*tensors, 2, "relu"))
     torch.library.opcheck(triton.route_op, (*tensors[:3], 2))
+    tensors = [tensor.detach() for tensor in tensors]
+    out, *routing = triton.experts_op(*tensors, 2, "relu")
+    upstreams = (torch.ones_like(routing[0]), torch.ones_like(routing[2]))
+    for given in (upstreams, (None, None)):
+        torch.library.opcheck(triton.experts_backward_op, (out, *given, *tensors, *routing, "relu"))
+        torch.library.opcheck(triton.route_backward_op, (*given, *tensors[:3], *routing[:3]))
 
 
+# torch 2.13 itself warns when inductor is imported
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("backend", ["aot_eager", *(["inductor"] if os.environ.get("CI") == "true" else [])])
 @sorted_layout
-def test_compiles_to_one_graph_under_autocast(layout: str) -> None:
+def test_compiles_to_one_graph_under_autocast(layout: str, backend: str) -> None:
     tensors = inputs(tokens=20, experts=2)
 
     def function(*arguments: Tensor):
         with torch.autocast("cpu", torch.float16):
             return routed_experts(*arguments, k=2)
 
-    ours = run(torch.compile(function, fullgraph=True, backend="aot_eager"), tensors)
+    ours = run(torch.compile(function, fullgraph=True, backend=backend), tensors)
     wanted = run(function, tensors)
     assert ours[0].dtype == torch.float16 and all(gradient.dtype == torch.float32 for gradient in ours[3:])
     for value, expected in zip(ours, wanted, strict=True):
