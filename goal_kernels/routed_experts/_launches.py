@@ -19,6 +19,7 @@ from goal_kernels.routed_experts._plan import Plan, aligned, dot_type, power, pr
 ROUTER_TOKENS = 64  # of a router program: 512 programs at 32,768 tokens, four a multiprocessor
 # About two programs for each multiprocessor of an H100.
 MIXTURE_PROGRAMS = 264
+MIXTURE_TILE = 128 * 128  # elements of a tile of tokens beside which another, or the router's work, has room
 MAX_ROUTER_PROGRAMS = 1024  # every program of the sort reads the counts of all of them
 
 
@@ -138,8 +139,7 @@ def dense_forward(z, condition, gate_weight, w1, b1, w2, b2, activation, out, ro
         TANH=tanh_kind(z.dtype),
         ROUTER=router,
         ROUTER_PRECISION="tf32x3",
-        # A tile in fp32 takes registers that its three products do not leave
-        RESIDENT=router == dot_type(z) and (router != tl.float32 or _launch.INTERPRETING),
+        RESIDENT=router_shares_tile(shape, z, router),
         **(mixture_tiles(shape, z, activation) if split > 1 else fused_tiles(shape, z)),
         **matrix_options(z),
     )
@@ -149,9 +149,10 @@ def dense_forward(z, condition, gate_weight, w1, b1, w2, b2, activation, out, ro
 
 def hidden_split(shape: Plan) -> int:
     """Programs that share an expert's hidden channels in the dense layout: two where one each would leave a card's
-    multiprocessors with a single program, or none."""
+    multiprocessors with a single program, or none. Of a wide tile there is only one a multiprocessor anyway."""
     programs = shape.padded_tokens // shape.rows * shape.experts
-    return 2 if not shape.single and 2 * programs <= MIXTURE_PROGRAMS and shape.hidden >= 256 else 1
+    fits = 2 * programs <= MIXTURE_PROGRAMS and shape.rows * power(shape.channels) <= MIXTURE_TILE
+    return 2 if not shape.single and fits and shape.hidden >= 256 else 1
 
 
 def sorted_forward(z, w1, b1, w2, b2, activation, out, weights, dispatch, shape: Plan) -> None:
@@ -198,7 +199,17 @@ def fused_tiles(shape: Plan, z: Tensor) -> dict[str, int]:
         return {"DP": width, "BH": 32 if width <= 64 else 16, "num_warps": 8, "num_stages": 1}
     # Before Hopper tokens come from registers: on 4 warps 64 rows of 64 channels spill with Triton 3.6
     light = width <= (128 if shape.rows <= 16 else 64 if _launch.capability(z.device) >= 90 else 32)
-    return {"DP": width, "BH": 64, "num_warps": 4 if light else 8, "num_stages": 2}
+    tiles = {"DP": width, "BH": 64, "num_warps": 4 if light else 8, "num_stages": 2}
+    if _launch.capability(z.device) >= 100:  # ptxas left alone spills 8 bytes there
+        tiles["maxnreg"] = most_registers(tiles["num_warps"])
+    return tiles
+
+
+def router_shares_tile(shape: Plan, z: Tensor, router: tl.dtype) -> bool:
+    """Whether the router of the dense layout multiplies the experts' tile: of the same type, and not a wide one or in
+    fp32, which would take registers."""
+    small = shape.rows * power(shape.channels) <= MIXTURE_TILE and router != tl.float32
+    return router == dot_type(z) and (small or _launch.INTERPRETING)
 
 
 def mixture_tiles(shape: Plan, z: Tensor, activation: str) -> dict[str, int]:

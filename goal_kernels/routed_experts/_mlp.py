@@ -84,14 +84,13 @@ def mixture_kernel(
     """
     tiles = padded_tokens // BM
     own = tl.program_id(0) // tiles
-    part = own // experts
     rows = (tl.program_id(0) % tiles) * BM + tl.arange(0, BM)
     there = rows < tokens
     ids = tl.arange(0, EP)[None, :]
     d = tl.arange(0, DP)[None, :]
     inside = there[:, None] & (d < channels)
-    x = tl.load(z + rows.to(tl.int64)[:, None] * channels + d, inside, other=0.0).to(DOT)
     if RESIDENT:
+        x = tl.load(z + rows.to(tl.int64)[:, None] * channels + d, inside, other=0.0).to(DOT)
         probabilities, weights, slots = route_rows(
             x, condition, gate_weight, rows, tokens, per_group, channels, condition_channels, experts, condition_g,
             condition_d, K, EP, BD, ROUTER, ROUTER_PRECISION, True
@@ -101,6 +100,7 @@ def mixture_kernel(
             z, condition, gate_weight, rows, tokens, per_group, channels, condition_channels, experts, condition_g,
             condition_d, K, EP, BD, ROUTER, ROUTER_PRECISION, False
         )  # fmt: skip
+        x = tl.load(z + rows.to(tl.int64)[:, None] * channels + d, inside, other=0.0).to(DOT)
     if own == 0:
         store_routing(
             probabilities_out, weights_out, experts_out, probabilities, weights, slots, rows, tokens, experts, K
@@ -118,13 +118,17 @@ def mixture_kernel(
                 total += tl.where(share == 0.0, 0.0, share * values)
         tl.store(out + rows.to(tl.int64)[:, None] * channels + d, total.to(out.dtype.element_ty), inside)
     else:
-        expert = own - part * experts
+        expert = own
+        first = 0
+        last = hidden
+        if SPLIT > 1:
+            expert = own % experts
+            width = tl.cdiv(tl.cdiv(hidden, BH), SPLIT) * BH
+            first = own // experts * width
+            last = tl.minimum(first + width, hidden)
         share = tl.sum(tl.where((slots >= 0) & (ids == expert), weights, 0.0), axis=1)[:, None]
-        width = tl.cdiv(tl.cdiv(hidden, BH), SPLIT) * BH
-        first = part * width
         values = expert_rows(
-            x, expert, w1, b1, w2, b2, channels, hidden, first, tl.minimum(first + width, hidden), False, BH, DP,
-            ACTIVATION, TANH, DOT, PRECISION
+            x, expert, w1, b1, w2, b2, channels, hidden, first, last, False, BH, DP, ACTIVATION, TANH, DOT, PRECISION
         )  # fmt: skip
         position = (own * padded_tokens + rows).to(tl.int64)[:, None]
         values = tl.where(share == 0.0, 0.0, share * values)
