@@ -69,7 +69,7 @@ def allocate(policy: Policy, windows: Windows, multiplier: float) -> np.ndarray:
     device = policy.token_weights.device
     amounts = []
     for indices in np.array_split(np.arange(len(windows)), max(1, -(-len(windows) // BATCH))):
-        history = windows.batch(indices).last(policy.config.window).to(device)
+        history = windows.batch(indices).to(device)
         amounts.append(policy.allocate(history, torch.full((len(history),), multiplier, device=device)).cpu())
     return torch.cat(amounts).numpy()
 

@@ -7,11 +7,14 @@ import json
 import types
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from goal.errors import ConfigurationError
 
-Config = TypeVar("Config")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Config = TypeVar("Config", bound="DataclassInstance")
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -45,7 +48,7 @@ def from_dict(
 
 def _build(kind: type[Config], values: Mapping[str, Any]) -> Config:
     hints = get_type_hints(kind)
-    fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    fields = {field.name: field for field in dataclasses.fields(kind)}
     unknown = sorted(set(values) - set(fields))
     if unknown:
         raise ConfigurationError(f"{kind.__name__}: unknown setting {unknown[0]!r}; it has {', '.join(sorted(fields))}")

@@ -141,7 +141,7 @@ class Scpo:
         return start * (max(end, NO_KL) / start) ** (2 * progress)
 
     def _seen(self, history: History) -> History:
-        """What the policy sees of a window; the reward model may read more."""
+        """What the policy sees of a window, cut before it is repeated; the reward model may read more."""
         return history.last(self.policy.config.window)
 
     def _logits(
@@ -149,7 +149,7 @@ class Scpo:
     ) -> torch.Tensor:
         """Logits `(S * n, m, T, V)`, n of ``multipliers``; the convolution runs once a state, not once a multiplier."""
         multipliers = self.multipliers if multipliers is None else multipliers
-        count, history = len(multipliers), self._seen(history)
+        count = len(multipliers)
         states = policy.causal_states(history).repeat_interleave(count, dim=0)
         lengths = history.lengths.repeat_interleave(count)
         memory = policy.remember(states, lengths, multipliers.repeat(len(history)))
