@@ -12,7 +12,7 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -22,19 +22,19 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from goal import results
-from goal.config import PolicyConfig, RunConfig
+from goal.config import LoopConfig, PolicyConfig, RunConfig
 from goal.constraint import calibrate, candidates, threshold
 from goal.data import CALIBRATION_STREAM, Data, load_data, seed_of
 from goal.errors import ConfigurationError
 from goal.files import write_atomically
 from goal.model import Policy
 from goal.reward import RewardModel
-from goal.serialization import dumps, from_dict, read_json, to_dict
+from goal.run_folder import STAGES, RunFolder
+from goal.serialization import from_dict, read_json, to_dict
 from goal.shapes import build_reward, policy_config
 from goal.tokenizer import IncentiveTokenizer
-from goal.training import Loop, MetricsFile, Pretraining, PScoreStage, Scpo, StateSampler, ValueStage
+from goal.training import Loop, MetricsFile, Pretraining, PScoreStage, Scpo, Stage, StateSampler, ValueStage
 
-STAGES = ("vocabulary", "pretraining", "reward", "scpo", "calibration", "evaluation", "report")
 THRESHOLD_QUANTILE = 0.99
 """Of Proposition 1's threshold over states; the maximum would hang on the worst estimated state."""
 THRESHOLD_CAP = 1.5
@@ -47,17 +47,17 @@ MOST_CANDIDATES = 12
 """Where the step would give more candidates, it is doubled until it does not."""
 
 
-class Run:
-    """One run in one folder.
+class Run(RunFolder):
+    """The stages of one run.
 
     Args:
-        config: the settings. Where the folder holds a run already, they must be the same.
-        folder: created if absent.
+        config: the settings.
+        folder: see `RunFolder`.
         progress: show progress bars.
         announce: called with a line of text when a stage begins and ends.
 
     Raises:
-        ConfigurationError: the folder holds a run with other settings; the message names the first that differs.
+        ConfigurationError: the folder holds another run (see `RunFolder`), or there is no such device.
     """
 
     def __init__(
@@ -68,15 +68,15 @@ class Run:
         progress: bool = False,
         announce: Callable[[str], None] | None = None,
     ) -> None:
-        self.config = config
-        self.folder = Path(folder)
+        self.device = _device(config.device)
+        super().__init__(config, folder)
         self.progress = progress
         self.announce = announce or (lambda text: None)
-        self.device = _device(config.device)
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         self.metrics = MetricsFile(self.folder / "metrics.jsonl")
-        self._claim()
+        self._earlier_seconds = 0.0
+        """Of the present stage, in processes that were killed."""
 
     @classmethod
     def open(cls, folder: str | Path, *, progress: bool = False, announce: Callable[[str], None] | None = None) -> Run:
@@ -94,25 +94,6 @@ class Run:
         config = from_dict(RunConfig, read_json(path, remedy=remedy), source=path, remedy=remedy)
         return cls(config, folder, progress=progress, announce=announce)
 
-    def _claim(self) -> None:
-        path = self.folder / "config.json"
-        if path.is_file():
-            there = _leaves(read_json(path, remedy="mend it, or choose another --out"))
-            here = _leaves(json.loads(dumps(self.config)))
-            changed = [name for name, value in here.items() if there.get(name) != value]
-            if not changed:
-                return
-            refused = [name for name in changed if not name.startswith("evaluation.")]
-            if refused and self.seconds:
-                name = refused[0]
-                raise ConfigurationError(
-                    f"{self.folder} holds a run with {name}={there.get(name)!r}, this one has {here[name]!r}; "
-                    f"choose another --out or the same settings"
-                )
-            # Nothing has ended yet, or only what is measured has changed.
-            self._forget("evaluation")
-        write_atomically(path, (dumps(self.config) + "\n").encode())
-
     # ---- what the stages share
 
     @cached_property
@@ -123,7 +104,7 @@ class Run:
     @cached_property
     def tokenizer(self) -> IncentiveTokenizer:
         """The vocabulary that the first stage fitted."""
-        self._need("vocabulary")
+        self.need("vocabulary")
         return IncentiveTokenizer.load(self.folder)
 
     @cached_property
@@ -133,7 +114,7 @@ class Run:
 
     def policy(self, name: str) -> Policy:
         """Load the policy of a stage: "pretrained", or "policy" for the final one."""
-        self._need({"pretrained": "pretraining", "policy": "scpo"}[name])
+        self.need({"pretrained": "pretraining", "policy": "scpo"}[name])
         return Policy.from_pretrained(self.folder / name).to(self.device).eval()
 
     def _untrained_reward(self, multipliers: tuple[float, ...]) -> RewardModel:
@@ -142,7 +123,7 @@ class Run:
     @cached_property
     def reward(self) -> RewardModel:
         """The reward model that the reward stage trained."""
-        self._need("reward")
+        self.need("reward")
         reward = self._untrained_reward(self.multipliers)
         reward.load_state_dict(load_file(self.folder / "reward" / "model.safetensors"))
         return reward.requires_grad_(False).eval()
@@ -175,7 +156,7 @@ class Run:
         windows = self.data.windows(self.data.splits.training, self.policy_config.window)
         multipliers = candidates(self.config.roi_target, step=self.config.constraint.step)
         stage = Pretraining(policy, windows, self.tokenizer, self.config.pretraining, multipliers)
-        self._loop(self.config.pretraining.loop, 1).run(stage)
+        self._train(stage, self.config.pretraining.loop, 1)
         policy.save_pretrained(self.folder / "pretrained")
 
     def reward_stage(self) -> None:
@@ -184,7 +165,7 @@ class Run:
         rows = data.splits.training
         reward = self._untrained_reward((0.0,))
         stage = PScoreStage(reward.pscore, data.log, rows, config)
-        self._loop(config.pscore, 2).run(stage)
+        self._train(stage, config.pscore, 2)
         evidence = stage.finish()
         if config.history == "always":
             reward.pscore.state.uses_history.fill_(True)
@@ -203,7 +184,7 @@ class Run:
         if config.horizon == "long":
             stage = ValueStage(reward, data.log, rows, config, horizon=data.schema.horizon)
             before = {step: partial(self._keep, stage, step) for step in self._snapshot_steps}
-            self._loop(config.value, 3).run(stage, before=before)
+            self._train(stage, config.value, 3, before=before)
             stage.finish()
         folder = self.folder / "reward"
         folder.mkdir(parents=True, exist_ok=True)
@@ -271,7 +252,7 @@ class Run:
         windows = self.data.windows(self.data.splits.training, max(policy.config.window, self.reward.window))
         states = StateSampler(windows, clock=self.data.clock, horizon=self.data.schema.horizon, device=self.device)
         stage = Scpo(policy, self.reward, states, self.config.scpo)
-        self._loop(self.config.scpo.loop, 4).run(stage)
+        self._train(stage, self.config.scpo.loop, 4)
         policy.save_pretrained(self.folder / "policy")
 
     def calibration(self) -> None:
@@ -295,11 +276,11 @@ class Run:
         found = calibration.to_dict()
         if parameters is None:
             found["message"] += " This takes the reward model's word for what the policy's amounts bring."
-        self._write("calibration.json", found)
+        self.write("calibration.json", found)
 
     def evaluation(self) -> None:
         """Sweep over the multipliers on fresh users or the test split; artefacts of the report."""
-        self._write("evaluation.json", results.evaluate(self, self.policy("policy")))
+        self.write("evaluation.json", results.evaluate(self, self.policy("policy")))
 
     def report(self) -> None:
         """summary.json, plots and report.html."""
@@ -316,12 +297,12 @@ class Run:
     def run_stage(self, name: str, *, again: bool = False) -> None:
         """Run one stage unless its result is there; ``again`` runs it anyway, and what came after it counts no more."""
         if again:
-            self._forget(name)
+            self.forget(name)
         elif name in self.seconds:
             self.announce(f"{name}: its result is there")
             return
         for earlier in STAGES[: STAGES.index(name)]:
-            self._need(earlier)
+            self.need(earlier)
         stages: dict[str, Callable[[], None]] = {
             "vocabulary": self.vocabulary,
             "pretraining": self.pretraining,
@@ -332,56 +313,23 @@ class Run:
             "report": self.report,
         }
         self.announce(f"{name} ...")
-        began = time.monotonic()
+        began, self._earlier_seconds = time.monotonic(), 0.0
         stages[name]()
-        seconds = time.monotonic() - began
-        self._write("stages.json", {**self.seconds, name: round(seconds, 3)})
+        seconds = time.monotonic() - began + self._earlier_seconds
+        self.write("stages.json", {**self.seconds, name: round(seconds, 3)})
         self.announce(f"{name}: {seconds:.1f} s")
 
-    def _forget(self, name: str) -> None:
-        """Let the result of a stage and of those after it count no more."""
-        if self.seconds:
-            earlier = STAGES[: STAGES.index(name)]
-            self._write("stages.json", {stage: took for stage, took in self.seconds.items() if stage in earlier})
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        """Seconds of each stage that has ended."""
-        return self.read("stages.json") if (self.folder / "stages.json").is_file() else {}
-
-    def read(self, name: str) -> dict[str, Any]:
-        """Return a JSON file of the folder.
-
-        Raises:
-            ConfigurationError: it is absent or broken.
-        """
-        # Without stages.json no stage counts as ended, so each writes its files again.
-        remedy = f"delete {self.folder / 'stages.json'} and start the run again with the same settings"
-        return read_json(self.folder / name, remedy=remedy)
-
-    def _write(self, name: str, content: Any) -> None:
-        write_atomically(self.folder / name, (json.dumps(content, indent=2) + "\n").encode())
-
-    def _need(self, stage: str) -> None:
-        if stage not in self.seconds:
-            raise ConfigurationError(f"{self.folder}: the stage {stage!r} has not ended there; run it first")
-
-    def _loop(self, config: Any, stream: int) -> Loop:
-        return Loop(
+    def _train(
+        self, stage: Stage, config: LoopConfig, stream: int, *, before: Mapping[int, Callable[[], None]] | None = None
+    ) -> None:
+        loop = Loop(
             config,
             folder=self.folder / "checkpoints",
             metrics=self.metrics,
             seed=seed_of(self.config.seed, 16 + stream),
             progress=self.progress,
         )
-
-
-def _leaves(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings as one level, each under its dotted name."""
-    leaves: dict[str, Any] = {}
-    for name, value in settings.items():
-        leaves |= _leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return leaves
+        self._earlier_seconds += loop.run(stage, before=before)
 
 
 def _on_cpu(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -116,13 +116,16 @@ class Loop:
         self.seed = seed
         self.progress = progress
 
-    def run(self, stage: Stage, *, before: Mapping[int, Callable[[], None]] | None = None) -> None:
+    def run(self, stage: Stage, *, before: Mapping[int, Callable[[], None]] | None = None) -> float:
         """Train ``stage.module`` in place.
 
         Args:
             stage: what to train.
             before: called before the steps of those numbers, from 0 on; a run that goes on after an interruption calls
                 again what follows its checkpoint.
+
+        Returns:
+            Seconds of training that the checkpoint it went on from had taken; 0 where there was none.
 
         Raises:
             ConfigurationError: the checkpoint in the folder belongs to other settings.
@@ -136,10 +139,11 @@ class Loop:
             foreach=True,
         )  # fmt: skip
         generator = torch.Generator().manual_seed(self.seed)
-        start = self._resume(stage, optimiser, generator)
+        began = time.monotonic()
+        start, earlier = self._resume(stage, optimiser, generator)
         if self.metrics is not None:
             self.metrics.rewind(stage.name, start)
-        saved = time.monotonic()
+        saved = began
         device = parameters[0].device
         largest = torch.zeros((), device=device)
         before = before or {}
@@ -149,7 +153,7 @@ class Loop:
             factor = learning_rate_factor(step, self.config)
             for group in optimiser.param_groups:
                 group["lr"] = self.config.learning_rate * factor
-            began = time.monotonic()
+            step_began = time.monotonic()
             values: dict[str, torch.Tensor] = {}
             losses = stage.losses(generator, step / self.config.steps)
             while (found := self._next(losses, device)) is not None:
@@ -170,10 +174,11 @@ class Loop:
             if logged or saving:
                 self._require_finite(stage.name, step, values["loss"], largest)
             if logged:
-                self._log(stage.name, step, values, self.config.learning_rate * factor, time.monotonic() - began)
+                self._log(stage.name, step, values, self.config.learning_rate * factor, time.monotonic() - step_began)
             if saving:
-                self._save(stage, optimiser, generator, step + 1)
                 saved = time.monotonic()
+                self._save(stage, optimiser, generator, step + 1, earlier + saved - began)
+        return earlier
 
     def _steps(self, name: str, start: int) -> Iterator[int]:
         steps = range(start, self.config.steps)
@@ -214,7 +219,9 @@ class Loop:
     def _path(self, stage: Stage) -> Path | None:
         return None if self.folder is None else self.folder / f"{stage.name}.checkpoint"
 
-    def _save(self, stage: Stage, optimiser: torch.optim.Optimizer, generator: torch.Generator, step: int) -> None:
+    def _save(
+        self, stage: Stage, optimiser: torch.optim.Optimizer, generator: torch.Generator, step: int, seconds: float
+    ) -> None:
         path = self._path(stage)
         if path is None:
             return
@@ -224,6 +231,7 @@ class Loop:
                 "config": repr(self.config),
                 "seed": self.seed,
                 "step": step,
+                "seconds": seconds,
                 "module": stage.module.state_dict(),
                 "optimiser": optimiser.state_dict(),
                 "generator": generator.get_state(),
@@ -233,11 +241,12 @@ class Loop:
         )
         write_atomically(path, buffer.getvalue())
 
-    def _resume(self, stage: Stage, optimiser: torch.optim.Optimizer, generator: torch.Generator) -> int:
+    def _resume(self, stage: Stage, optimiser: torch.optim.Optimizer, generator: torch.Generator) -> tuple[int, float]:
+        """Return the step to go on from, and the seconds that were spent up to there."""
         path = self._path(stage)
         if path is None or not path.is_file():
             torch.manual_seed(self.seed)
-            return 0
+            return 0, 0.0
         state = torch.load(path, weights_only=True, map_location="cpu")
         if state["config"] != repr(self.config) or state["seed"] != self.seed:
             raise ConfigurationError(
@@ -248,4 +257,4 @@ class Loop:
         optimiser.load_state_dict(state["optimiser"])
         generator.set_state(state["generator"])
         torch.set_rng_state(state["global_generator"])
-        return state["step"]
+        return state["step"], state.get("seconds", 0.0)

@@ -86,6 +86,7 @@ def test_killed_and_started_again_it_ends_with_the_same_weights(tmp_path: Path) 
         assert torch.equal(value, resumed[name])
     steps = [line["step"] for line in MetricsFile(metrics).read()]
     assert steps == list(range(60))
+    assert Loop(CONFIG, folder=folder, seed=7).run(Regression()) > reached * 0.05, "the killed process counts"
 
 
 def test_what_comes_before_a_step_sees_the_weights_before_it(tmp_path: Path) -> None:
