@@ -20,10 +20,10 @@ import torch
 from goal.constraint import calibrate
 from goal.data import seed_of
 from goal.evaluation import metrics
-from goal.evaluation.rollout import Rollout, rollout, rollout_many
+from goal.evaluation.rollout import Rollout, expected_revenue, rollout, rollout_many
 from goal.evaluation.violations import oracle_violation_rate
 from goal.pipeline import Run
-from goal.simulator import Parameters, best_plan, draw_users
+from goal.simulator import Parameters, best_plan
 from goal.simulator.oracle import best_constant, best_revenue, solve_users
 
 FRESH_STREAM = 9
@@ -31,16 +31,6 @@ FRESH_STREAM = 9
 STEP = 0.05
 """Of the multipliers at which cost is looked at, and among which calibration is repeated."""
 DRAWS = 200
-
-
-def expected_revenue(made: Rollout, parameters: Parameters, *, seed: int) -> np.ndarray:
-    """Mean revenue per step of each user, `(users,)`, that the paid amounts bring in expectation."""
-    types = draw_users(parameters, users=len(made.amounts), seed=seed)
-    responses, fatigue, engagements = parameters.g(made.amounts), np.zeros(len(types)), np.zeros(len(types))
-    for response in responses.T:
-        engagements += types.probability(response, fatigue)
-        fatigue = types.rho * fatigue + parameters.eta * response
-    return parameters.revenue_per_engagement * engagements / parameters.horizon
 
 
 def shares(run: Run, parameters: Parameters, multipliers: list[float], *, users: int, seed: int) -> None:

@@ -190,6 +190,10 @@ class RewardConfig:
     """"auto" leaves the past out of P-Score, value and policy where it does not help on kept-back stretches of the log
     to predict what a payment brings; "always" uses it."""
     discount: float = 0.98
+    """Of later money, a step."""
+    episode_discount: float = 1.0
+    """The same where the past is left out and an episode has a known length and a clock: there values are planned from
+    its last step back, exactly, and nothing need be discounted (docs/decisions.md)."""
     fusion_weight: float = 0.0
     """Weight of the fused objectives (P-Score) in R beside the money terms."""
     window: int = 64
@@ -203,19 +207,15 @@ class RewardConfig:
     pscore: LoopConfig = LoopConfig(steps=1200, batch_size=2048, learning_rate=4e-3)
     value: LoopConfig = LoopConfig(steps=2500, batch_size=1024, learning_rate=2e-3, warmup_steps=100)
     ensemble: int = 2
-    """Value networks trained side by side on the same log; the least of their utilities counts."""
+    """Value networks trained side by side on the same log, where the past is used; the least of their utilities
+    counts."""
     counterfactual: float = 0.5
     """Share of decisions whose value is learned at another amount than the logged one, with the outcome that the
     P-Score expects of it and what both do to the next features (`AmountEffects`)."""
-    target_rate_start: float = 0.06
-    """Polyak rate of the target network at the beginning, so that value travels far along an episode; it falls to
-    `target_rate` over the first 70% of the steps."""
-    target_rate: float = 0.01
-    """Polyak rate of the target network at the end, where it averages the noise of single steps."""
     travel: float = 25.0
-    """Steps of an episode that value travels back over the whole training where the past is used: there the target
-    follows at travel / steps throughout. What is believed of a user errs in ways that last, and a policy that looks
-    further ahead finds more errors than reasons (docs/decisions.md)."""
+    """Steps of an episode that value travels back over the training of the value networks: their targets follow at
+    travel / steps. What is believed of a user errs in ways that last, and a policy that looks further ahead finds more
+    errors than reasons (docs/decisions.md)."""
     grid_size: int = 24
     """Amounts at which values are compared where the log has more distinct amounts than this."""
 
@@ -225,7 +225,7 @@ class RewardConfig:
         require(math.isfinite(self.fusion_weight), "fusion_weight", self.fusion_weight, "finite")
         require(0 <= self.counterfactual <= 1, "counterfactual", self.counterfactual, "in [0, 1]")
         require_counts(self, "window dimension value_dimension ensemble")
-        require_each(self, "target_rate_start target_rate", lambda value: 0 < value <= 1, "in (0, 1]")
+        require(0 <= self.episode_discount <= 1, "episode_discount", self.episode_discount, "in [0, 1]")
         require_positive(self, "travel")
         require(self.grid_size >= 2, "grid_size", self.grid_size, "at least 2")
 

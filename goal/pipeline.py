@@ -8,11 +8,12 @@ a run that is started again with the same folder ends with the same result.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from goal.run_folder import STAGES, RunFolder
 from goal.serialization import from_dict, read_json, to_dict
 from goal.shapes import build_reward, policy_config
 from goal.tokenizer import IncentiveTokenizer
-from goal.training import Loop, MetricsFile, Pretraining, PScoreStage, Scpo, Stage, StateSampler, ValueStage
+from goal.training import Loop, MetricsFile, Pretraining, PScoreStage, Scpo, Stage, StateSampler, ValueStage, plan
 
 THRESHOLD_QUANTILE = 0.99
 """Of Proposition 1's threshold over states; the maximum would hang on the worst estimated state."""
@@ -117,14 +118,14 @@ class Run(RunFolder):
         self.need({"pretrained": "pretraining", "policy": "scpo"}[name])
         return Policy.from_pretrained(self.folder / name).to(self.device).eval()
 
-    def _untrained_reward(self, multipliers: tuple[float, ...]) -> RewardModel:
-        return build_reward(self.config, self.data, self.policy_config, multipliers, self.device)
+    def _untrained_reward(self, multipliers: tuple[float, ...], *, planned: bool) -> RewardModel:
+        return build_reward(self.config, self.data, self.policy_config, multipliers, self.device, planned=planned)
 
     @cached_property
     def reward(self) -> RewardModel:
         """The reward model that the reward stage trained."""
         self.need("reward")
-        reward = self._untrained_reward(self.multipliers)
+        reward = self._untrained_reward(self.multipliers, planned=not self.read("reward/config.json")["uses_history"])
         reward.load_state_dict(load_file(self.folder / "reward" / "model.safetensors"))
         return reward.requires_grad_(False).eval()
 
@@ -163,7 +164,7 @@ class Run(RunFolder):
         """P-Score, candidate set, long-horizon value."""
         data, config = self.data, self.config.reward
         rows = data.splits.training
-        reward = self._untrained_reward((0.0,))
+        reward = self._untrained_reward((0.0,), planned=False)
         stage = PScoreStage(reward.pscore, data.log, rows, config)
         self._train(stage, config.pscore, 2)
         evidence = stage.finish()
@@ -179,9 +180,13 @@ class Run(RunFolder):
         self.announce(f"  the past of a decision is {used} ({why})")
         weights = reward.pscore.state_dict()
         multipliers = self._candidates(reward)
-        reward = self._untrained_reward(multipliers)
+        reward = self._untrained_reward(multipliers, planned=not reward.pscore.state.uses_history)
         reward.pscore.load_state_dict(weights)
-        if config.horizon == "long":
+        if reward.planned is not None:
+            self.metrics.rewind("value", 0)
+            generator = torch.Generator().manual_seed(seed_of(self.config.seed, 16 + 3))
+            plan(reward, data.log, rows, generator=generator, metrics=self.metrics)
+        elif reward.looks_ahead:
             stage = ValueStage(reward, data.log, rows, config, horizon=data.schema.horizon)
             before = {step: partial(self._keep, stage, step) for step in self._snapshot_steps}
             self._train(stage, config.value, 3, before=before)
@@ -210,17 +215,26 @@ class Run(RunFolder):
         self._snapshot(step).parent.mkdir(parents=True, exist_ok=True)
         save_file(_on_cpu(stage.averaged), self._snapshot(step))
 
-    @property
-    def value_snapshots(self) -> dict[int, dict[str, torch.Tensor]]:
-        """Weights of the values in the course of their training, by step, the last ones included; for the report.
+    def values_in_the_making(self) -> Iterator[tuple[int, RewardModel]]:
+        """The reward model as it was at points of the training of its values, by step, and as it is; for the report.
 
-        A run whose reward model is older than the snapshots has the last ones alone.
+        Where values are planned, steps count how far they look ahead. A run whose reward model is older than the
+        snapshots has the last ones alone.
         """
-        if not len(self.reward.values):
-            return {}
-        paths = {step: self._snapshot(step) for step in self._snapshot_steps}
-        kept = {step: load_file(path) for step, path in paths.items() if path.is_file()}
-        return {**kept, self.config.reward.value.steps: self.reward.values.state_dict()}
+        then = copy.deepcopy(self.reward)
+        if then.planned is not None:
+            horizon = then.planned.horizon
+            for ahead in range(0, horizon or 0, math.ceil((horizon or 1) / SNAPSHOTS)):
+                then.planned.lookahead = ahead
+                yield ahead, then
+            then.planned.lookahead = None
+            yield horizon or 0, then
+        elif then.looks_ahead:
+            for step in self._snapshot_steps:
+                if self._snapshot(step).is_file():
+                    then.values.load_state_dict(load_file(self._snapshot(step)))
+                    yield step, then
+            yield self.config.reward.value.steps, self.reward
 
     @torch.no_grad()
     def _candidates(self, reward: RewardModel) -> tuple[float, ...]:

@@ -177,9 +177,9 @@ def _evaluate_simulated(run: Run, policy: Policy, parameters: Parameters) -> dic
         "diagnostics": {
             "reward_calibration": _reward_calibration(run),
             "ledger": ledger(run.reward, parameters, compared.rows, window=seen, **few),
+            "planned": run.reward.planned is not None,
             "promises": promises(
-                run.reward,
-                run.value_snapshots,
+                run.values_in_the_making(),
                 parameters,
                 multipliers[:: max(1, (len(multipliers) - 1) // 2)],
                 window=seen,

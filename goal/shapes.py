@@ -8,7 +8,7 @@ import torch
 from goal.config import PolicyConfig, RunConfig
 from goal.data import Data
 from goal.errors import ConfigurationError
-from goal.reward import LongHorizonValue, PScore, RewardModel
+from goal.reward import LongHorizonValue, PlannedValue, PScore, RewardModel
 from goal.reward.state import state_config
 from goal.serialization import to_dict
 from goal.tokenizer import IncentiveTokenizer
@@ -47,9 +47,24 @@ def policy_config(config: RunConfig, data: Data, tokenizer: IncentiveTokenizer) 
 
 
 def build_reward(
-    config: RunConfig, data: Data, shape: PolicyConfig, multipliers: tuple[float, ...], device: torch.device
+    config: RunConfig,
+    data: Data,
+    shape: PolicyConfig,
+    multipliers: tuple[float, ...],
+    device: torch.device,
+    *,
+    planned: bool,
 ) -> RewardModel:
-    """Return an untrained reward model; its weights depend on the seed alone."""
+    """Return an untrained reward model; its weights depend on the seed alone.
+
+    Args:
+        config: of the run.
+        data: likewise.
+        shape: of the policy.
+        multipliers: the candidate set.
+        device: where it lies.
+        planned: whether values are planned, where they are asked for at all; else networks learn them.
+    """
     torch.manual_seed(config.seed)
     settings = config.reward
     pscore = PScore(
@@ -60,23 +75,23 @@ def build_reward(
         cost_tower=data.cost_rate is None,
         clock=data.clock,
     )
+    long, grid = settings.horizon == "long", torch.from_numpy(data.grid(settings.grid_size))
     clocked = data.clock is not None and data.schema.horizon is not None
+    horizon = data.schema.horizon if clocked else None
     values = [
         LongHorizonValue(
-            pscore.state.size,
-            data.scaling,
-            multipliers=multipliers,
-            hidden=settings.value_dimension,
-            horizon=data.schema.horizon if clocked else None,
+            pscore.state.size, data.scaling, multipliers=multipliers, hidden=settings.value_dimension, horizon=horizon
         )
-        for _ in range(settings.ensemble if settings.horizon == "long" else 0)
+        for _ in range(settings.ensemble if long and not planned else 0)
     ]
+    size, count = pscore.state.size, len(multipliers)
     return RewardModel(
         pscore,
         values,
-        grid=torch.from_numpy(data.grid(settings.grid_size)),
+        planned=PlannedValue(size, amounts=len(grid), multipliers=count, horizon=horizon) if long and planned else None,
+        grid=grid,
         multipliers=torch.tensor(multipliers),
-        discount=settings.discount,
+        discount=settings.episode_discount if planned and clocked else settings.discount,
         cost_rate=data.cost_rate,
         fusion_weight=settings.fusion_weight,
         clock=data.clock if clocked else None,

@@ -17,7 +17,7 @@ from goal.evaluation import metrics, off_policy
 from goal.evaluation.experts import ExpertUsage, expert_usage
 from goal.evaluation.ledger import ValueGreedy, ledger, promises
 from goal.evaluation.policies import Allocator, Constant, OraclePolicy, PrivilegedPolicy, Uniform
-from goal.evaluation.rollout import Rollout, Stream, rollout, rollout_many
+from goal.evaluation.rollout import Rollout, Stream, expected_revenue, rollout, rollout_many
 from goal.evaluation.sweep import (
     Sweep,
     amount_distribution,
@@ -42,6 +42,7 @@ __all__ = [
     "amount_distribution",
     "behaviour_points",
     "constant_points",
+    "expected_revenue",
     "expert_usage",
     "ledger",
     "metrics",

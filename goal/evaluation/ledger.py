@@ -5,9 +5,8 @@ Shapes: B windows, G amounts of the grid, n candidates.
 
 from __future__ import annotations
 
-import copy
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -97,8 +96,7 @@ def ledger(
 
 
 def promises(
-    reward: RewardModel,
-    snapshots: Mapping[int, Mapping[str, torch.Tensor]],
+    models: Iterable[tuple[int, RewardModel]],
     parameters: Parameters,
     multipliers: Sequence[float],
     *,
@@ -106,11 +104,10 @@ def promises(
     users: int,
     seed: int,
 ) -> list[dict[str, float]]:
-    """What the value promised new users in the course of its training, and what its greedy policy then brought them.
+    """What the value promised new users in the making, and what its greedy policy then brought them.
 
     Args:
-        reward: a trained reward model; it is left as it is.
-        snapshots: weights of its `values` by the step before which they were taken.
+        models: a reward model at points of the training, or of the planning, of its values, by step.
         parameters: the environment.
         multipliers: candidates to look at.
         window: events that the greedy policy sees; None: the whole past.
@@ -118,16 +115,15 @@ def promises(
         seed: of the users.
 
     Returns:
-        One row a snapshot and multiplier: `step, multiplier, expected_value, realised_value`, the values in money an
+        One row a step and multiplier: `step, multiplier, expected_value, realised_value`, the values in money an
         episode, discounted.
 
     Raises:
         ConfigurationError: as `rollout_many`.
     """
-    then, rows = copy.deepcopy(reward), []
-    for step, weights in sorted(snapshots.items()):
-        then.values.load_state_dict(weights)
-        greedy = ValueGreedy(then, window=window)
+    rows = []
+    for step, reward in models:
+        greedy = ValueGreedy(reward, window=window)
         for made in rollout_many(greedy, parameters, multipliers, users=users, seed=seed):
             expected, realised = _promise(made, greedy)
             rows.append({"step": step, "multiplier": made.multiplier, "expected_value": expected,
@@ -137,7 +133,7 @@ def promises(
 
 def _promise(made: Rollout, greedy: ValueGreedy) -> tuple[float, float]:
     """Expected and realised value of an episode, discounted."""
-    discount = greedy.reward.discount if len(greedy.reward.values) else 0.0
+    discount = greedy.reward.discount if greedy.reward.looks_ahead else 0.0
     utility = (made.revenue - made.multiplier * made.cost).mean(axis=0)
     realised = float((utility * discount ** np.arange(len(utility))).sum())
     return greedy.expected[float(np.float32(made.multiplier))], realised

@@ -238,20 +238,20 @@ def reward_calibration(items: Sequence[Mapping[str, Any]]) -> Figure:
     return figure
 
 
-def promises(rows: Sequence[Mapping[str, Any]], currency: str) -> Figure:
-    """Value promised to new users and value brought over the steps of training, one panel a multiplier."""
+def promises(rows: Sequence[Mapping[str, Any]], currency: str, *, steps: str) -> Figure:
+    """Value promised to new users and value brought, over what `steps` counts, one panel a multiplier."""
     multipliers = list(dict.fromkeys(row["multiplier"] for row in rows))
     columns = min(3, len(multipliers))
     count = math.ceil(len(multipliers) / columns)
     figure, axes = new_figure(WIDE, 2.5 * count, rows=count, columns=columns)
     for axis, multiplier in zip(axes, multipliers, strict=False):
         of_one = [row for row in rows if row["multiplier"] == multiplier]
-        steps = _column(of_one, "step")
+        place = _column(of_one, "step")
         expected, realised = _column(of_one, "expected_value"), _column(of_one, "realised_value")
-        axis.plot(steps, realised, color=ORACLE, lw=1.5, ls=(0, (2, 1.5)), label="brought")
-        axis.plot(steps, expected, color=POLICY, lw=1.5, marker="o", ms=4, mec=SURFACE, mew=0.8, label="promised")
+        axis.plot(place, realised, color=ORACLE, lw=1.5, ls=(0, (2, 1.5)), label="brought")
+        axis.plot(place, expected, color=POLICY, lw=1.5, marker="o", ms=4, mec=SURFACE, mew=0.8, label="promised")
         axis.set_title(f"λ {multiplier:g}", loc="left", color=INK, fontsize=TEXT_SIZE)
-        axis.set(xlabel="step", ylim=padded([*expected.tolist(), *realised.tolist()]))
+        axis.set(xlabel=steps, ylim=padded([*expected.tolist(), *realised.tolist()]))
         axis.locator_params(nbins=4)
     axes[0].set_ylabel(f"value of an episode ({currency})")
     legend(axes[0], loc="lower right")

@@ -17,7 +17,7 @@ from goal.errors import ConfigurationError
 from goal.evaluation.policies import Allocator, PrivilegedPolicy
 from goal.log import History
 from goal.simulator import Parameters, VectorEnvironment
-from goal.simulator.users import arrivals
+from goal.simulator.users import arrivals, draw_users
 
 DEFAULT_WINDOW = 16
 # Rows that a policy sees at once: enough to fill a processor, few enough for its activations to stay small.
@@ -60,6 +60,24 @@ class Rollout:
     def per_user(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Mean revenue and mean cost per step of each user, `(users,)` both; what calibration compares."""
         return self.revenue.mean(axis=1), self.cost.mean(axis=1)
+
+
+def expected_revenue(made: Rollout, parameters: Parameters, *, seed: int) -> NDArray[np.float64]:
+    """Mean revenue per step of each user, `(users,)`, that what was paid brings in expectation.
+
+    Fatigue follows from the amounts alone, so that the luck of single engagements and their revenue need not be in it.
+
+    Args:
+        made: a rollout.
+        parameters: the environment it was made in.
+        seed: of the users, as then.
+    """
+    types = draw_users(parameters, users=len(made.amounts), seed=seed)
+    fatigue, engagements = np.zeros(len(types)), np.zeros(len(types))
+    for response in parameters.g(made.amounts).T:
+        engagements += types.probability(response, fatigue)
+        fatigue = types.rho * fatigue + parameters.eta * response
+    return parameters.revenue_per_engagement * engagements / parameters.horizon
 
 
 def rollout(

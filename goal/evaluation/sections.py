@@ -243,13 +243,14 @@ def _diagnostics(artefacts: Mapping[str, Any]) -> Section:
             )
         )
     if rows := diagnostics.get("promises"):
+        steps = "steps planned ahead" if diagnostics.get("planned") else "training step"
         blocks.append(
             Plot(
                 "promises",
-                plots.promises(rows, _unit(artefacts, "currency")),
-                "What the learned value promised new users over an episode, discounted, in the course of its training, "
-                "and what its favourite amounts then brought them. Where the promise stays above, value is "
-                "overestimated.",
+                plots.promises(rows, _unit(artefacts, "currency"), steps=steps),
+                "What the value promised new users over an episode, discounted as it was learned, in the making (after "
+                "so many steps of training, or looking so many steps of the episode ahead), and what its favourite "
+                "amounts then brought them. Where the promise stays above, value is overestimated.",
                 wide=True,
             )
         )

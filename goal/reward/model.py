@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from goal.log import History
+from goal.reward.planned import PlannedValue
 from goal.reward.pscore import COST, PScore
 from goal.reward.value import LongHorizonValue
 
@@ -29,7 +30,9 @@ class RewardModel(nn.Module):
 
     Args:
         pscore: the P-Score.
-        values: value networks, of whose utilities the least is used; empty for the immediate horizon.
+        values: value networks, of whose utilities the least is used; empty where values are planned, and for the
+            immediate horizon.
+        planned: planned values, or None.
         grid: `(G,)` amounts at which values are compared, ascending.
         multipliers: `(n,)` candidate set.
         discount: of later money.
@@ -48,6 +51,7 @@ class RewardModel(nn.Module):
         pscore: PScore,
         values: list[LongHorizonValue],
         *,
+        planned: PlannedValue | None = None,
         grid: torch.Tensor,
         multipliers: torch.Tensor,
         discount: float,
@@ -58,6 +62,7 @@ class RewardModel(nn.Module):
         super().__init__()
         self.pscore = pscore
         self.values = nn.ModuleList(values)
+        self.planned = planned
         self.horizon = values[0].horizon if values else None
         self.register_buffer("grid", grid.to(torch.float32), persistent=False)
         self.register_buffer("multipliers", multipliers.to(torch.float32), persistent=False)
@@ -72,6 +77,11 @@ class RewardModel(nn.Module):
         """Events that a window should hold, the pending one included; 1 where the past is not used."""
         return self.pscore.state.window if self.pscore.state.uses_history else 1
 
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether R and C hold more than the present decision."""
+        return self.planned is not None or len(self.values) > 0
+
     def immediate(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Expected revenue and cost of the present decision, each `(S, G)`."""
         revenue = self.pscore.expected(states, self.grid)
@@ -80,7 +90,9 @@ class RewardModel(nn.Module):
         return revenue, (self.cost_rate * self.grid).expand_as(revenue)
 
     def to_go(self, states: torch.Tensor, clock: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Utility-to-go and cost-to-go, each `(S, G, n)`, in money: the least over the value networks, and the mean."""
+        """Utility-to-go and cost-to-go, each `(S, G, n)`, in money: planned, or the networks' least and their mean."""
+        if self.planned is not None:
+            return self.planned(states, clock)
         outputs = [value(states, clock, self.grid) for value in self.values]
         utility = torch.stack([u * value.scale for (u, _), value in zip(outputs, self.values, strict=True)]).amin(0)
         utility = utility + self.baseline_to_go(clock)
@@ -115,7 +127,7 @@ class RewardModel(nn.Module):
             reward = reward + self.fusion_weight * self.pscore.fused(states, self.grid)
         shape = (*revenue.shape, len(self.multipliers))
         reward, cost = reward[..., None].expand(shape), cost[..., None].expand(shape)
-        if len(self.values):
+        if self.looks_ahead:
             utility, later_cost = self.to_go(states, clock)
             # Utility-to-go is revenue-to-go - multiplier * cost-to-go, so their sum below is revenue-to-go.
             reward = reward + self.discount * (utility + self.multipliers * later_cost)

@@ -198,9 +198,13 @@ class PScore(nn.Module):
             amounts: `(B,)` what is paid.
             generator: on the CPU.
         """
+        return torch.multinomial(self.chances(states, amounts[:, None])[:, 0].cpu(), 1, generator=generator)[:, 0]
+
+    def chances(self, states: torch.Tensor, amounts: torch.Tensor) -> torch.Tensor:
+        """Chances `(B, G, 1 + K)` of no revenue and of each of its K bins, at amounts `(B, G)` or `(G,)`."""
         tower = self._towers[self.positions[REVENUE]]
-        output = tower.output(tower.representation(states[..., : self.state.visible], amounts[:, None])[:, 0])
-        return torch.multinomial(self._logits(output).softmax(dim=-1).cpu(), 1, generator=generator)[:, 0]
+        output = tower.output(tower.representation(states[..., : self.state.visible], amounts))
+        return self._logits(output).softmax(dim=-1)
 
     def bin_of(self, revenue: torch.Tensor) -> torch.Tensor:
         """Where each revenue `(B,)` falls, as `draw` counts."""

@@ -17,7 +17,8 @@ MOST_ROWS = 200_000
 class AmountEffects:
     """Next features had another amount been paid and other outcomes come in: the logged ones, moved by average effects.
 
-    Each next feature is regressed on the present ones (linear and squared), the amount, its logarithm, the amount times
+    Each next feature is regressed on the present ones (linear and squared), the amount (any function of it that is
+    linear between the amounts of a grid), the amount times
     each feature, each outcome and whether it is above 0; what the regression leaves over stays as it was logged
     (additive noise; Lu et al., "Sample-efficient reinforcement learning via counterfactual-based data augmentation",
     2020). Moved features stay within the range of the logged ones, missing ones stay missing, categorical ones stay as
@@ -28,17 +29,18 @@ class AmountEffects:
         log: the log.
         rows: `(N,)` decisions.
         next_rows: `(N,)` the event that follows each, or -1 where none does.
+        grid: `(G,)` amounts, ascending.
     """
 
-    def __init__(self, log: InteractionLog, rows: np.ndarray, next_rows: np.ndarray) -> None:
-        self.log, self.rows, self.next_rows = log, rows, next_rows
+    def __init__(self, log: InteractionLog, rows: np.ndarray, next_rows: np.ndarray, grid: np.ndarray) -> None:
+        self.log, self.rows, self.next_rows, self.grid = log, rows, next_rows, grid
         followed = np.flatnonzero(next_rows >= 0)
         sample = followed[:: max(1, -(-len(followed) // MOST_ROWS))]
         present, following = log.numeric[rows[sample]], log.numeric[next_rows[sample]].astype(np.float64)
         amounts = log.incentives[rows[sample]]
         brought = log.outcomes[rows[sample]]
-        self.effect = np.zeros((2 + present.shape[1] + 2 * brought.shape[1], present.shape[1]))
-        """What each feature of amount and outcomes adds to each next feature, `(2 + F + 2 O, F)`."""
+        self.effect = np.zeros((len(grid) - 1 + present.shape[1] + 2 * brought.shape[1], present.shape[1]))
+        """What each feature of amount and outcomes adds to each next feature, `(G - 1 + F + 2 O, F)`."""
         if len(sample) == 0:
             self._scale, self._outcome_scale = 1.0, np.ones(brought.shape[1])
             self._centre, self._spread = np.zeros(present.shape[1]), np.ones(present.shape[1])
@@ -83,6 +85,8 @@ class AmountEffects:
         return np.nan_to_num((present - self._centre) / self._spread, posinf=0.0, neginf=0.0)
 
     def _features_of_event(self, present: np.ndarray, amounts: np.ndarray, outcomes: np.ndarray) -> np.ndarray:
+        # Hat functions: a response that bends where few amounts lie is met as well as one that is linear.
+        paid = [np.interp(amounts, self.grid, hat) for hat in np.eye(len(self.grid))[1:]]
         relative = (amounts / self._scale)[:, None]
-        paid = [relative, np.log1p(relative), relative * self._standardised(present)]
+        paid = [*(column[:, None] for column in paid), relative * self._standardised(present)]
         return np.concatenate([*paid, outcomes / self._outcome_scale, outcomes > 0], axis=1)

@@ -24,6 +24,7 @@ METRIC_HELP: dict[str, dict[str, str]] = {
     "value": {
         **EVERY_STAGE,
         "loss": "squared error against the targets of fitted Q iteration",
+        "fit_error": "root mean square error of the planned values, over their spread, at the worst multiplier",
         "utility_to_go": "mean target of revenue - multiplier * cost from the next event on, smallest multiplier",
         "utility_to_go_strict": "the same at the largest multiplier",
         "cost_to_go": "mean target of the cost from the next event on, smallest multiplier",

@@ -16,41 +16,13 @@ import torch
 from torch import nn
 
 from goal.config import RewardConfig
-from goal.errors import ConfigurationError
-from goal.log import InteractionLog, Windows
+from goal.log import InteractionLog
 from goal.reward import LongHorizonValue, RewardModel
-from goal.training.effects import AmountEffects
-from goal.training.pscore import carried_by
-
-SLOWING = 0.7
-"""Share of the steps over which the target networks slow down, where the past is not used."""
-
-
-def balance(log: InteractionLog, rows: np.ndarray, *, leave_out: int | None = None, cells: int = 20) -> np.ndarray:
-    """Weights `(len(rows),)` for drawing decisions: one over the root of how many are alike, float64.
-
-    Alike are those in one cell of numeric features and amount, each cut into ``cells`` equal parts of its range. A
-    policy may live where the logged behaviour seldom goes; half-way between the log's own frequencies and a uniform
-    cover, both are learned. With many features nearly every decision is alone, and all weigh the same.
-
-    Args:
-        log: the log.
-        rows: the decisions.
-        leave_out: numeric feature that plays no part.
-        cells: parts of each range.
-    """
-    columns = [log.numeric[rows, k] for k in range(log.numeric.shape[1]) if k != leave_out]
-    alike = np.zeros(len(rows), dtype=np.int64)
-    for column in (*columns, log.incentives[rows]):
-        low, high = np.nanquantile(column, [0.001, 0.999]) if np.isfinite(column).any() else (0.0, 0.0)
-        place = (column - low) / max(high - low, 1e-12) * cells
-        part = np.where(np.isnan(place), cells, np.clip(np.nan_to_num(place), 0, cells - 1)).astype(np.int64)
-        alike = np.unique(alike * (cells + 1) + part, return_inverse=True)[1]
-    return np.bincount(alike)[alike] ** -0.5
+from goal.training.transitions import Transitions
 
 
 class ValueStage:
-    """Fitted Q iteration over every multiplier at once.
+    """Fitted Q iteration over every multiplier at once; where the past is left out, `goal.training.planning` plans.
 
     For a logged decision with next event s', the target of utility-to-go under multiplier lambda is
     max_a r(s', a) - lambda * c(s', a) + discount * utility-to-go(s', a), with r and c of the P-Score: the noise of a
@@ -86,39 +58,20 @@ class ValueStage:
         self.config = config
         self.horizon = horizon
         self.values = cast(list[LongHorizonValue], list(reward.values))
-        reward.pscore.requires_grad_(False).eval()
-        found = Windows(log, rows, length=1).successors()
-        successors = found.index
-        # With a clock the drawn step ends the episode; without one the logged end does.
-        is_last = found.terminal & (reward.clock is None)
-        keep = np.flatnonzero((successors >= 0) | is_last)
-        if len(keep) == 0:
-            raise ConfigurationError(
-                "reward.horizon='long': no decision of the log is followed by another of its user; take 'immediate'"
-            )
-        self.going_on = torch.from_numpy(~is_last[keep]).to(torch.float32)
-        self.log, self.rows = log, rows[keep]
-        self.carried = carried_by(reward.pscore, log, rows)[keep]
-        self.cumulative = torch.from_numpy(balance(log, self.rows, leave_out=reward.clock)).cumsum(0)
-        self.effects = AmountEffects(log, self.rows, found.row[keep])
-        self._index_outcomes()
+        self.transitions = Transitions(reward, log, rows)
         self._set_scales()
-        self.rate = self._rate(0.0)
+        self.rate = min(1.0, config.travel / config.value.steps)
+        """Polyak rate of the target networks."""
         targets = copy.deepcopy(reward.values).requires_grad_(False)
         self.targets = cast(list[LongHorizonValue], list(targets))
         self.module = nn.ModuleDict({"online": reward.values, "target": targets})
 
-    def _index_outcomes(self) -> None:
-        """Sort the decisions by what came in: `by_revenue[first[k] : first[k + 1]]` brought revenue of the k-th bin."""
-        revenue = torch.from_numpy(self.log.outcomes[self.rows, 0])
-        self.by_revenue = revenue.argsort(stable=True)
-        bins = self.reward.pscore.bin_of(revenue[self.by_revenue])
-        self.first = torch.searchsorted(bins, torch.arange(int(bins[-1]) + 2))
-
     @torch.no_grad()
     def _set_scales(self) -> None:
         reward = self.reward
-        sample = self._states(torch.arange(0, len(self.rows), max(1, len(self.rows) // 10_000)))
+        sample = self.transitions.states(
+            torch.arange(0, len(self.transitions), max(1, len(self.transitions) // 10_000))
+        )
         revenue, cost = reward.immediate(sample)
         if reward.clock is not None and self.horizon is not None:
             reward.baseline.copy_(revenue[:, 0].mean())
@@ -130,14 +83,6 @@ class ValueStage:
         for value in self.values:
             value.scale.copy_(best.abs().mean(dim=0).clamp(min=least) * steps)
             value.cost_scale.copy_(cost.amax(dim=1).mean().clamp(min=1e-6) * steps)
-
-    def _rate(self, progress: float) -> float:
-        """Polyak rate of the target networks."""
-        config = self.config
-        if self.reward.pscore.state.uses_history:
-            return min(1.0, config.travel / config.value.steps)
-        start, end = config.target_rate_start, config.target_rate
-        return start * (end / start) ** min(1.0, progress / SLOWING)
 
     @torch.no_grad()
     def after_step(self) -> None:
@@ -161,19 +106,17 @@ class ValueStage:
     ) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
         """One batch for all value networks, one loss."""
         size, reward = self.config.value.batch_size, self.reward
-        self.rate = self._rate(progress)
         device = reward.grid.device
-        place = torch.rand(size, generator=generator, dtype=torch.float64) * self.cumulative[-1]
-        indices = torch.searchsorted(self.cumulative, place).clamp(max=len(self.rows) - 1)
+        indices = self.transitions.draw(size, generator)
         clock = next_clock = None
-        going_on = self.going_on[indices]
+        going_on = self.transitions.going_on[indices]
         if reward.clock is not None and self.horizon is not None:
             step = torch.randint(self.horizon, (size,), generator=generator)
             clock = (step / self.horizon).to(device)
             next_clock = ((step + 1) / self.horizon).to(device)
             going_on = (step + 1 < self.horizon).to(torch.float32)
-        states = self._states(indices)
-        amounts, next_states = self._transitions(indices, states, generator)
+        states = self.transitions.states(indices)
+        amounts, next_states = self._step(indices, states, generator)
         amounts = amounts[:, None]
         targets = self.target(next_states, next_clock, going_on.to(device))
         baseline = reward.baseline_to_go(clock)[..., 0]
@@ -188,41 +131,21 @@ class ValueStage:
         metrics = {"utility_to_go": utility[:, 0].mean(), "utility_to_go_strict": utility[:, -1].mean()}
         yield loss, {**metrics, "cost_to_go": cost[:, 0].mean()}
 
-    def _found(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """What decisions find: of their past `(B, M)`, and their numeric `(B, F)` and categorical `(B, C)` features."""
-        rows, device = self.rows[indices.numpy()], self.reward.grid.device
-        numeric, categorical = torch.from_numpy(self.log.numeric[rows]), torch.from_numpy(self.log.categorical[rows])
-        return self.carried[indices].float().to(device), numeric.to(device), categorical.to(device)
-
     @torch.no_grad()
-    def _states(self, indices: torch.Tensor) -> torch.Tensor:
-        """States `(B, S)` of decisions."""
-        return self.reward.pscore.state.of(*self._found(indices))
-
-    @torch.no_grad()
-    def _transitions(
+    def _step(
         self, indices: torch.Tensor, states: torch.Tensor, generator: torch.Generator
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Amounts `(B,)` and the next states `(B, S)` they lead to, as logged or at another amount of the grid."""
-        pscore, device, rows = self.reward.pscore, self.reward.grid.device, self.rows[indices.numpy()]
-        amounts = torch.from_numpy(self.log.incentives[rows]).to(torch.float32)
+        transitions, pscore, device = self.transitions, self.reward.pscore, self.reward.grid.device
+        rows = transitions.rows[indices.numpy()]
+        amounts = torch.from_numpy(transitions.log.incentives[rows]).to(torch.float32)
         others = self.reward.grid.cpu()[torch.randint(len(self.reward.grid), amounts.shape, generator=generator)]
         moved = torch.rand(amounts.shape, generator=generator) < self.config.counterfactual
         amounts = torch.where(moved, others, amounts)
-        drawn = self._outcomes(pscore.draw(states, amounts.to(device), generator), generator)
-        outcomes = torch.where(moved[:, None], drawn, torch.from_numpy(self.log.outcomes[rows]))
-        following = (part.to(device) for part in self.effects.next_features(indices, amounts, outcomes))
-        amounts = amounts.to(device)
-        carried = pscore.state.after(*self._found(indices), amounts, outcomes.to(device))
-        return amounts, pscore.state.of(carried, *following)
-
-    def _outcomes(self, bins: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """Outcomes `(B, O)` of logged decisions, each at random among those whose revenue fell in the same bin."""
-        bins = bins.clamp(max=len(self.first) - 2)
-        count = self.first[bins + 1] - self.first[bins]
-        place = self.first[bins] + (torch.rand(len(bins), generator=generator) * count).long()
-        chosen = self.by_revenue[place.clamp(max=len(self.rows) - 1)]
-        return torch.from_numpy(self.log.outcomes[self.rows[chosen.numpy()]])
+        bins = pscore.draw(states, amounts.to(device), generator)
+        drawn = transitions.outcomes(bins, torch.rand(len(bins), generator=generator))
+        outcomes = torch.where(moved[:, None], drawn, torch.from_numpy(transitions.log.outcomes[rows]))
+        return amounts.to(device), transitions.after(indices, amounts, outcomes)
 
     @torch.no_grad()
     def target(

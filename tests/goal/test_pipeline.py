@@ -33,6 +33,17 @@ from .tiny import TINY
 pytestmark = pytest.mark.xdist_group("run")  # one worker makes the finished run for all of them
 
 
+REMEMBERING = dataclasses.replace(TINY, reward=dataclasses.replace(TINY.reward, history="always", window=4))
+"""Its value is learned by networks instead of planned."""
+
+
+@pytest.fixture(scope="module")
+def remembering(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("remembering")
+    Run(REMEMBERING, folder).run(until="evaluation")
+    return folder
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
@@ -45,8 +56,9 @@ def test_it_leaves_what_the_contract_says(finished: Path) -> None:
         assert (finished / name).stat().st_size > 0
     assert list((finished / "plots").glob("*.png"))
     rows = json.loads((finished / "evaluation.json").read_text())["diagnostics"]["promises"]
-    assert [row["step"] for row in rows[::3]] == [0, 1, 2, 3, 4]
-    assert len({row["expected_value"] for row in rows}) == len(rows)
+    assert [row["step"] for row in rows[::3]] == [0, 20, 40, 60, 80, 100], "steps planned ahead"
+    promised = [row["expected_value"] for row in rows]
+    assert all(later > earlier for earlier, later in zip(promised, promised[3:], strict=False))
     assert (finished / "plots" / "promises.png").stat().st_size > 0
     summary = json.loads((finished / "summary.json").read_text())
     assert set(summary) >= {
@@ -70,11 +82,12 @@ def test_a_finished_run_is_not_run_again(finished: Path) -> None:
 
 @pytest.mark.parametrize("stopped_in", ["pretraining", "pscore", "value", "scpo", "calibration"])
 def test_a_run_that_stopped_ends_with_the_same_result(
-    stopped_in: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stopped_in: str, finished: Path, remembering: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Stopped(Exception):
         pass
 
+    whole, config = (remembering, REMEMBERING) if stopped_in == "value" else (finished, TINY)
     with monkeypatch.context() as patch:
         if stopped_in == "calibration":
 
@@ -94,12 +107,12 @@ def test_a_run_that_stopped_ends_with_the_same_result(
 
             patch.setattr(Loop, "_save", save_and_stop)
         with pytest.raises(Stopped):
-            Run(TINY, tmp_path).run()
-    Run(TINY, tmp_path).run(until="evaluation")
-    whole, resumed = (load_file(folder / "policy" / "model.safetensors") for folder in (finished, tmp_path))
-    assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
+            Run(config, tmp_path).run()
+    Run(config, tmp_path).run(until="evaluation")
+    uninterrupted, resumed = (load_file(folder / "policy" / "model.safetensors") for folder in (whole, tmp_path))
+    assert all(torch.equal(value, resumed[name]) for name, value in uninterrupted.items())
     for name in ("calibration.json", "evaluation.json"):
-        assert (finished / name).read_text() == (tmp_path / name).read_text()
+        assert (whole / name).read_text() == (tmp_path / name).read_text()
 
 
 def test_a_process_that_was_killed_in_training_ends_with_the_same_policy(finished: Path, tmp_path: Path) -> None:
@@ -135,8 +148,11 @@ def test_other_settings_in_the_same_folder_are_refused(finished: Path) -> None:
         Run(dataclasses.replace(TINY, roi_target=2.5), finished)
 
 
-def test_a_reward_model_without_snapshots_is_evaluated_all_the_same(finished: Path, tmp_path: Path) -> None:
-    shutil.copytree(finished, tmp_path / "run")
+def test_a_reward_model_without_snapshots_is_evaluated_all_the_same(remembering: Path, tmp_path: Path) -> None:
+    rows = json.loads((remembering / "evaluation.json").read_text())["diagnostics"]["promises"]
+    assert [row["step"] for row in rows[::3]] == [0, 1, 2, 3, 4], "steps of training"
+    assert len({row["expected_value"] for row in rows}) == len(rows)
+    shutil.copytree(remembering, tmp_path / "run")
     for path in (tmp_path / "run" / "reward").glob("value-*.safetensors"):
         path.unlink()
     run = Run.open(tmp_path / "run")

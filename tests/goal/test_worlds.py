@@ -25,14 +25,14 @@ from goal.config import (
 )
 from goal.constraint import calibrate
 from goal.data import Data
-from goal.evaluation import rollout, sweep
+from goal.evaluation import expected_revenue, rollout, sweep
 from goal.log import InteractionLog, Schema, Splits
 from goal.pipeline import Run
 from goal.results import estimated_per_user
-from goal.reward import LongHorizonValue, PScore, RewardModel
+from goal.reward import LongHorizonValue, PlannedValue, PScore, RewardModel
 from goal.reward.state import state_config
 from goal.simulator import Parameters, preset, simulate
-from goal.training import Loop, PScoreStage, ValueStage
+from goal.training import Loop, PScoreStage, ValueStage, plan
 
 pytestmark = pytest.mark.xdist_group("worlds")  # one worker learns each of them once
 TIRING = dataclasses.replace(preset("calibrated"), horizon=20)
@@ -75,9 +75,15 @@ def learn(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
     return learned
 
 
-def values(run: Run, parameters: Parameters, multipliers: tuple[float, ...] = MULTIPLIERS) -> list[dict]:
+def values(run: Run, parameters: Parameters) -> list[dict]:
+    """Rows of a sweep on 500 users, but that revenue is what the amounts bring in expectation: luck is not in it."""
     policy = Policy.from_pretrained(run.folder / "policy").eval()
-    return list(sweep(policy, parameters, multipliers, users=500, seed=7, roi_target=3.0).rows)
+    swept = sweep(policy, parameters, MULTIPLIERS, users=500, seed=7, roi_target=3.0)
+    brought = [float(expected_revenue(made, parameters, seed=7).mean()) for made in swept.rollouts]
+    return [
+        {**row, "rev": revenue, "value": revenue - row["multiplier"] * row["cost"]}
+        for row, revenue in zip(swept.rows, brought, strict=True)
+    ]
 
 
 def amounts_paid(run: Run, states: Data) -> np.ndarray:
@@ -128,8 +134,8 @@ def test_the_papers_world_is_found_to_pay_for_nothing(learn: Callable[..., Run])
     """The log almost never shows that: its behaviours pay, and a payment tires for long."""
     world = dataclasses.replace(preset("paper"), horizon=40)
     for row in values(learn(world), world):
-        # Half an engagement a step, less three standard errors; at multiplier 0 the last steps may be paid for.
-        assert row["value"] >= 0.5 - 0.011, row
+        # Half an engagement a step; at multiplier 0 the last steps may be paid for.
+        assert row["value"] >= 0.5 - 1e-3, row
         assert row["multiplier"] == 0 or row["cost"] < 0.01, row
 
 
@@ -188,21 +194,20 @@ def test_an_effect_that_comes_late_is_seen_in_the_past_alone(window: int) -> Non
     stage.finish()
     assert bool(pscore.state.uses_history) is (window > 1)
     multipliers = torch.tensor([0.0, 1.0, 3.0, 6.0])
+    size, count = pscore.state.size, len(multipliers)
     values = [
-        LongHorizonValue(
-            pscore.state.size,
-            data.scaling,
-            multipliers=tuple(multipliers.tolist()),
-            hidden=64,
-            horizon=None,
-        )
-        for _ in range(2)
+        LongHorizonValue(size, data.scaling, multipliers=tuple(multipliers.tolist()), hidden=64, horizon=None)
+        for _ in range(2 if window > 1 else 0)
     ]
-    reward = RewardModel(pscore, values, grid=torch.tensor([0.0, 1.0]), multipliers=multipliers, discount=0.98,
-                         cost_rate=1.0)  # fmt: skip
-    stage = ValueStage(reward, log, data.splits.training, settings, horizon=None)
-    Loop(settings.value).run(stage)
-    stage.finish()
+    planned = None if window > 1 else PlannedValue(size, amounts=2, multipliers=count, horizon=None)
+    reward = RewardModel(pscore, values, planned=planned, grid=torch.tensor([0.0, 1.0]), multipliers=multipliers,
+                         discount=0.98, cost_rate=1.0)  # fmt: skip
+    if planned is not None:
+        plan(reward, log, data.splits.training, generator=torch.Generator().manual_seed(0))
+    else:
+        stage = ValueStage(reward, log, data.splits.training, settings, horizon=None)
+        Loop(settings.value).run(stage)
+        stage.finish()
     rows = np.flatnonzero((log.time >= 2 * LAG) & (log.time < 40))[::7]
     history = data.windows(data.splits.training, window).batch(rows)
     expected = pscore.predict(history, torch.tensor([0.0])).detach().numpy()[:, 0]

@@ -31,4 +31,5 @@ def share_of_gain(value: float, *, oracle: float, reference: float) -> float:
         if not math.isfinite(given):
             raise ConfigurationError(f"{name} is {given}: expected a finite number")
     gain = oracle - reference
-    return (value - reference) / gain if gain > 0 else math.nan
+    # Where never paying is best, oracle and constant differ by rounding alone.
+    return (value - reference) / gain if gain > 1e-9 * abs(oracle) else math.nan

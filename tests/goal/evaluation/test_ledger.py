@@ -24,23 +24,15 @@ MULTIPLIERS = (0.0, 1.0, 2.0)
 FATIGUE = np.linspace(0, 6, 1201)
 
 
-class Promise(torch.nn.Module):
-    """Stands for the trained value: what it promises of the truth."""
-
-    def __init__(self, factor: float) -> None:
-        super().__init__()
-        self.register_buffer("factor", torch.tensor(factor))
-
-
 class ExactReward(torch.nn.Module):
     """R and C by backward recursion over a grid of fatigue, read off the features of the pending event."""
 
-    discount = 0.98
+    discount, looks_ahead = 0.98, True
     at = RewardModel.at
 
     def __init__(self, parameters: Parameters, *, promise: float = 1.0) -> None:
         super().__init__()
-        self.environment, self.values = parameters, torch.nn.ModuleList([Promise(promise)])
+        self.environment, self.promise = parameters, promise
         self.multipliers = torch.tensor(MULTIPLIERS)
         self.grid = torch.tensor(parameters.levels, dtype=torch.float32)
         amounts = parameters.levels
@@ -60,7 +52,7 @@ class ExactReward(torch.nn.Module):
         step = np.rint(last[:, 2] * self.environment.horizon).astype(int)
         place = np.rint(last[:, 0] / (FATIGUE[1] - FATIGUE[0])).astype(int)
         cost = self.grid[None, :, None].expand(len(step), -1, len(MULTIPLIERS))
-        utility = torch.from_numpy(self.utility[step, place]).float() * self.values[0].factor
+        utility = torch.from_numpy(self.utility[step, place]).float() * self.promise
         return RewardTable(utility + self.multipliers * cost, cost)
 
 
@@ -90,17 +82,14 @@ def test_a_value_that_promises_too_much_is_found_out(rows: list[dict]) -> None:
         assert row["greedy_share"] == pytest.approx(row["policy_share"])  # a common factor changes no choice
 
 
-def test_promises_in_the_course_of_training_are_those_of_the_weights_kept() -> None:
-    reward = cast(RewardModel, ExactReward(PARAMETERS))
-    kept = {20: Promise(1.0), 10: Promise(0.5)}
-    snapshots = {step: torch.nn.ModuleList([value]).state_dict() for step, value in kept.items()}
-    rows = promises(reward, snapshots, PARAMETERS, MULTIPLIERS[:2], window=1, users=300, seed=5)
+def test_promises_in_the_making_are_those_of_each_model() -> None:
+    models = [(step, cast(RewardModel, ExactReward(PARAMETERS, promise=share))) for step, share in ((10, 0.5), (20, 1))]
+    rows = promises(models, PARAMETERS, MULTIPLIERS[:2], window=1, users=300, seed=5)
     assert [(row["step"], row["multiplier"]) for row in rows] == [(s, m) for s in (10, 20) for m in MULTIPLIERS[:2]]
     for half, whole in zip(rows[:2], rows[2:], strict=True):
         assert half["expected_value"] == pytest.approx(0.5 * whole["expected_value"])
         assert half["realised_value"] == pytest.approx(whole["realised_value"])  # a factor changes no choice
         assert whole["realised_value"] == pytest.approx(whole["expected_value"], rel=0.04)
-    assert float(reward.state_dict()["values.0.factor"]) == 1.0
 
 
 def test_the_nearest_candidate_decides() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from goal.errors import ConfigurationError
-from goal.evaluation import Constant, OraclePolicy, Uniform, rollout, rollout_many
+from goal.evaluation import Constant, OraclePolicy, Uniform, expected_revenue, rollout, rollout_many
 from goal.log import History, Windows
 from goal.simulator import load, preset, simulate
 from goal.simulator.oracle import solve_users
@@ -141,6 +141,15 @@ def test_the_oracle_reaches_its_own_promise():
     assert per_user_cost.mean() == pytest.approx(solved.cost)
     error = per_user_revenue.std() / np.sqrt(3000)
     assert per_user_revenue.mean() == pytest.approx(solved.revenue, abs=4 * error)
+
+
+def test_expected_revenue_is_what_the_oracle_counts_and_what_comes_in_on_average(parameters):
+    made = rollout(OraclePolicy(), parameters, 1.0, users=400, seed=SEED)
+    expected = expected_revenue(made, parameters, seed=SEED)
+    solved = solve_users(parameters, 1.0, users=400, seed=SEED)
+    np.testing.assert_allclose(expected, solved.user_revenue, rtol=1e-9)
+    error = (made.revenue.mean(axis=1) - expected).std() / np.sqrt(400)
+    assert made.revenue.mean() == pytest.approx(expected.mean(), abs=4 * error)
 
 
 def test_the_oracle_knows_each_user_of_a_population(tmp_path):

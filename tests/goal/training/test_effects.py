@@ -12,10 +12,10 @@ from goal import IncentiveTokenizer
 from goal.config import LoopConfig, RewardConfig
 from goal.data import Data
 from goal.log import FeatureScaling, InteractionLog, Windows
-from goal.reward import LongHorizonValue, PScore, RewardModel
+from goal.reward import LongHorizonValue, PlannedValue, PScore, RewardModel
 from goal.reward.state import state_config
 from goal.simulator import preset, simulate
-from goal.training import Loop, ValueStage
+from goal.training import Loop, ValueStage, plan
 from goal.training.effects import AmountEffects
 
 from .conftest import tiny_config
@@ -31,7 +31,7 @@ def log() -> InteractionLog:
 def effects_of(log: InteractionLog) -> tuple[AmountEffects, np.ndarray]:
     rows = np.arange(log.events)
     next_rows = Windows(log, rows, length=1).successors().row
-    return AmountEffects(log, rows, next_rows), next_rows
+    return AmountEffects(log, rows, next_rows, PARAMETERS.levels), next_rows
 
 
 def with_numeric(log: InteractionLog, numeric: np.ndarray) -> InteractionLog:
@@ -58,6 +58,22 @@ def test_fatigue_under_another_amount_is_the_simulators(log: InteractionLog, amo
     expected = PARAMETERS.rho * fatigue + PARAMETERS.eta * amount
     largest = log.numeric[:, 0].max()
     np.testing.assert_allclose(numeric[:, 0], np.minimum(expected, largest), atol=1e-3)
+
+
+def test_a_response_that_bends_among_small_amounts_is_met() -> None:
+    """The mean amount is far above where the logarithm bends, so no one scale of amounts fits."""
+    parameters = dataclasses.replace(preset("population"), hidden_fatigue=False, rho_spread=0.0)
+    log = simulate(parameters, "uniform", users=60, seed=3)
+    rows = np.arange(log.events)
+    next_rows = Windows(log, rows, length=1).successors().row
+    effects = AmountEffects(log, rows, next_rows, parameters.levels)
+    indices = np.flatnonzero((next_rows >= 0) & (log.numeric[:, 0] > 0.8) & (log.numeric[:, 0] < 2))
+    for amount in parameters.levels[[0, 3, 12, 29]]:
+        there = torch.full((len(indices),), float(amount)), torch.from_numpy(log.outcomes[indices])
+        moved = effects.next_features(torch.from_numpy(indices), *there)[0][:, 0].numpy()
+        logged = log.numeric[next_rows[indices], 0]
+        change = parameters.eta * (parameters.g(amount) - parameters.g(log.incentives[indices]))
+        np.testing.assert_allclose(moved - logged, change, atol=5e-3)
 
 
 def test_another_outcome_leads_to_its_features(log: InteractionLog) -> None:
@@ -98,8 +114,8 @@ def test_missing_features_stay_missing_and_harm_no_other(log: InteractionLog) ->
 
 def test_without_decisions_that_follow_one_another_nothing_moves(log: InteractionLog) -> None:
     first = log.offsets[:-1]
-    effects = AmountEffects(log, first, np.full(len(first), -1))
-    assert effects.effect.shape == (2 + 3 + 2 * 2, 3) and not effects.effect.any()
+    effects = AmountEffects(log, first, np.full(len(first), -1), PARAMETERS.levels)
+    assert effects.effect.shape == (10 + 3 + 2 * 2, 3) and not effects.effect.any()
     outcomes = torch.from_numpy(log.outcomes[first[:5]])
     numeric, _ = effects.next_features(torch.arange(5), torch.full((5,), 9.0), outcomes)
     assert torch.equal(numeric, torch.from_numpy(log.numeric[[-1] * 5]))
@@ -117,8 +133,9 @@ def test_the_regression_reads_no_more_rows_than_it_says(
     assert set(read) == {expected}
 
 
+@pytest.mark.parametrize("planned", [True, False])
 def test_value_of_amounts_that_the_log_never_shows_in_such_states(
-    data: Data, tokenizer: IncentiveTokenizer, log: InteractionLog
+    planned: bool, data: Data, tokenizer: IncentiveTokenizer, log: InteractionLog
 ) -> None:
     """Greedy pays the most whatever the fatigue, so the log says of high fatigue only what the most does there."""
     rows = np.arange(log.events)
@@ -138,14 +155,16 @@ def test_value_of_amounts_that_the_log_never_shows_in_such_states(
     pscore = Known(config, scaling, objectives=log.schema.objectives, clock=data.clock)
     horizon = PARAMETERS.horizon
     value = LongHorizonValue(pscore.state.size, scaling, multipliers=(0.0,), hidden=32, horizon=horizon)
-    reward = RewardModel(pscore, [value], grid=torch.arange(11.0), multipliers=torch.tensor([0.0]), discount=0.5,
-                         cost_rate=1.0, clock=data.clock)  # fmt: skip
-    config = RewardConfig(
-        discount=0.5, target_rate=0.05, value=LoopConfig(steps=800, batch_size=256, learning_rate=5e-3)
-    )
-    stage = ValueStage(reward, log, rows, config, horizon=horizon)
-    Loop(config.value).run(stage)
-    stage.finish()
+    ahead = PlannedValue(pscore.state.size, amounts=11, multipliers=1, horizon=horizon) if planned else None
+    reward = RewardModel(pscore, [] if planned else [value], planned=ahead, grid=torch.arange(11.0),
+                         multipliers=torch.tensor([0.0]), discount=0.5, cost_rate=1.0, clock=data.clock)  # fmt: skip
+    if planned:
+        plan(reward, log, rows, generator=torch.Generator().manual_seed(0))
+    else:
+        config = RewardConfig(discount=0.5, travel=40, value=LoopConfig(steps=800, batch_size=256, learning_rate=5e-3))
+        stage = ValueStage(reward, log, rows, config, horizon=horizon)
+        Loop(config.value).run(stage)
+        stage.finish()
     high = np.flatnonzero(log.numeric[:, 0] > 4.5)[:50]
     assert (log.incentives[high] == PARAMETERS.max_level).all()
     with torch.no_grad():

@@ -19,7 +19,7 @@ from goal.reward.state import DecisionState, state_config
 from goal.simulator import preset, simulate
 from goal.training import Loop, PScoreStage, ValueStage
 from goal.training.pscore import CONTEXT, SEGMENT, Segments, carried_by
-from goal.training.value import balance
+from goal.training.transitions import Transitions, balance
 
 from .conftest import tiny_config
 
@@ -89,16 +89,17 @@ def test_a_state_knows_its_whole_past_and_nothing_else(data: Data, tokenizer) ->
 
 def test_outcomes_are_drawn_as_the_pscore_expects_them(data: Data, tokenizer) -> None:
     pscore = make_pscore(data, tokenizer).eval()
-    config = RewardConfig(counterfactual=1.0)
-    value = LongHorizonValue(pscore.state.size, data.scaling, multipliers=(1.0,), hidden=8, horizon=100)
-    reward = RewardModel(pscore, [value], grid=torch.arange(11.0), multipliers=torch.tensor([1.0]), discount=0.9,
+    reward = RewardModel(pscore, [], grid=torch.arange(11.0), multipliers=torch.tensor([1.0]), discount=0.9,
                          cost_rate=1.0, clock=data.clock)  # fmt: skip
-    stage = ValueStage(reward, data.log, data.splits.training, config, horizon=100)
+    transitions = Transitions(reward, data.log, data.splits.training)
     generator = torch.Generator().manual_seed(0)
-    states = stage._states(torch.arange(40))
+    states = transitions.states(torch.arange(40))
     amounts = torch.full((40,), 5.0)
     with torch.no_grad():
-        drawn = torch.stack([stage._outcomes(pscore.draw(states, amounts, generator), generator) for _ in range(2000)])
+        drawn = torch.stack([
+            transitions.outcomes(pscore.draw(states, amounts, generator), torch.rand(40, generator=generator))
+            for _ in range(2000)
+        ])  # fmt: skip
         tower = pscore.towers[0]
         chance = torch.sigmoid(tower.output(tower.representation(states[:, : pscore.state.visible], amounts[:, None])))
     occurred = drawn[..., 0] > 0
@@ -184,18 +185,11 @@ def test_without_a_clock_an_episode_ends_where_the_log_says(data: Data, tokenize
     pscore = make_pscore(data, tokenizer)
     rows = data.splits.training
     for clock, expected in ((None, len(rows)), (data.clock, len(rows) - 40)):
-        value = LongHorizonValue(
-            pscore.state.size,
-            data.scaling,
-            multipliers=(1.0,),
-            hidden=8,
-            horizon=None if clock is None else 100,
-        )
-        reward = RewardModel(pscore, [value], grid=torch.arange(11.0), multipliers=torch.tensor([1.0]), discount=0.9,
+        reward = RewardModel(pscore, [], grid=torch.arange(11.0), multipliers=torch.tensor([1.0]), discount=0.9,
                              cost_rate=1.0, clock=clock)  # fmt: skip
-        stage = ValueStage(reward, data.log, rows, RewardConfig(), horizon=100)
-        assert len(stage.rows) == expected  # with a clock the 40 last events have no successor and teach nothing
-        assert int((stage.going_on == 0).sum()) == (40 if clock is None else 0)
+        transitions = Transitions(reward, data.log, rows)
+        assert len(transitions) == expected  # with a clock the 40 last events have no successor and teach nothing
+        assert int((transitions.going_on == 0).sum()) == (40 if clock is None else 0)
 
 
 def test_the_clock_does_not_reach_the_pscore(data: Data, tokenizer) -> None:
