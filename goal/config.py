@@ -236,6 +236,8 @@ class ScpoConfig:
 
     loop: LoopConfig = LoopConfig(steps=700, batch_size=480, learning_rate=3e-3, log_every=10)
     """`batch_size` counts (state, multiplier) groups; every state meets every multiplier."""
+    repeat: int = 2
+    """Where the past is left out a step reads one event a state instead of a window: so many times the steps."""
     rollout: Literal["auto", "exact", "shared", "per_multiplier"] = "auto"
     """Where a group's candidates come from (docs/decisions.md 3): "exact" takes every allowed amount, weighted by its
     probability, where the log lists them; "shared" draws once a state for all multipliers, "per_multiplier" once for
@@ -244,7 +246,7 @@ class ScpoConfig:
     """m, the candidates of one (state, multiplier)."""
     pool: int = 8
     """The exact rollout draws from this many times as many states those where most is still lost."""
-    exploration: float = 0.05
+    exploration: float = 0.2
     """Probability added, over all amounts, to those better than the policy's mean, in the exact rollout."""
     updates_per_rollout: int = 2
     clip_low: float = 0.2
@@ -263,7 +265,7 @@ class ScpoConfig:
     def __post_init__(self) -> None:
         require_choices(self)
         require(self.group_size >= 2, "group_size", self.group_size, "at least 2")
-        require_counts(self, "pool updates_per_rollout")
+        require_counts(self, "repeat pool updates_per_rollout")
         require(0 <= self.exploration <= 1, "exploration", self.exploration, "in [0, 1]")
         require_not_negative(self, "kl_weight kl_weight_start std_floor")
         # Without it a group of equal candidates would divide 0 by 0.

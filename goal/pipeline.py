@@ -260,13 +260,14 @@ class Run(RunFolder):
 
     def scpo(self) -> None:
         """Policy optimisation under the reward model."""
-        policy = self.policy("pretrained")
+        policy, loop = self.policy("pretrained"), self.config.scpo.loop
         if not self.reward.pscore.state.uses_history:
             policy.config = dataclasses.replace(policy.config, window=1)
+            loop = dataclasses.replace(loop, steps=self.config.scpo.repeat * loop.steps)
         windows = self.data.windows(self.data.splits.training, max(policy.config.window, self.reward.window))
         states = StateSampler(windows, clock=self.data.clock, horizon=self.data.schema.horizon, device=self.device)
         stage = Scpo(policy, self.reward, states, self.config.scpo)
-        self._train(stage, self.config.scpo.loop, 4)
+        self._train(stage, loop, 4)
         policy.save_pretrained(self.folder / "policy")
 
     def calibration(self) -> None:

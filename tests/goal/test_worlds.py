@@ -53,7 +53,7 @@ def settings(environment: Path) -> RunConfig:
             pscore=LoopConfig(steps=400, batch_size=512, learning_rate=4e-3),
             value=LoopConfig(steps=800, batch_size=512, learning_rate=4e-3),
         ),
-        scpo=ScpoConfig(loop=LoopConfig(steps=180, batch_size=96, learning_rate=4e-3, log_every=10), pool=4),
+        scpo=ScpoConfig(loop=LoopConfig(steps=180, batch_size=96, learning_rate=4e-3, log_every=10), pool=4, repeat=1),
     )
 
 

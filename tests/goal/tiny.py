@@ -25,7 +25,7 @@ TINY = RunConfig(
     network=NetworkConfig(window=4, dimension=16, feedforward=16, expert_hidden=8, dilations=(1, 2)),
     pretraining=PretrainingConfig(loop=loop(4, 32)),
     reward=RewardConfig(dimension=16, value_dimension=16, grid_size=8, pscore=loop(4, 64), value=loop(4, 64)),
-    scpo=ScpoConfig(loop=loop(3, 32)),
+    scpo=ScpoConfig(loop=loop(3, 32), repeat=1),
     constraint=ConstraintConfig(users=10, fine_step=0.2),
     evaluation=EvaluationConfig(users=12, rvr_window=100, rvr_stride=25),
 )
