@@ -33,7 +33,11 @@ from .tiny import TINY
 pytestmark = pytest.mark.xdist_group("run")  # one worker makes the finished run for all of them
 
 
-REMEMBERING = dataclasses.replace(TINY, reward=dataclasses.replace(TINY.reward, history="always", window=4))
+REMEMBERING = dataclasses.replace(
+    TINY,
+    reward=dataclasses.replace(TINY.reward, history="always", window=4),
+    scpo=dataclasses.replace(TINY.scpo, repeat=2),
+)
 """Its value is learned by networks instead of planned."""
 
 
@@ -198,6 +202,17 @@ def test_a_stage_asks_for_the_ones_before_it(tmp_path: Path) -> None:
         run.run_stage("scpo")
     with pytest.raises(ConfigurationError, match="not found"):
         Run.open(tmp_path / "nothing")
+
+
+def scpo_steps(folder: Path) -> int:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return 1 + max(line["step"] for line in lines if line["stage"] == "scpo")
+
+
+def test_steps_of_scpo_are_repeated_where_a_state_is_one_event(remembering: Path, tmp_path: Path) -> None:
+    assert scpo_steps(remembering) == REMEMBERING.scpo.loop.steps
+    Run(dataclasses.replace(TINY, scpo=REMEMBERING.scpo), tmp_path).run("scpo")
+    assert scpo_steps(tmp_path) == 2 * TINY.scpo.loop.steps
 
 
 @pytest.mark.parametrize("listed", [True, False])
