@@ -25,6 +25,7 @@ from goal.evaluation import (
     expert_usage,
     ledger,
     metrics,
+    of_first_users,
     oracle_frontier,
     oracle_violation_rate,
     promises,
@@ -162,7 +163,9 @@ def _evaluate_simulated(run: Run, policy: Policy, parameters: Parameters) -> dic
             **{name: common[name] for name in ("users", "seed", "window", "stride")},
         )  # fmt: skip
     few = {"users": min(users, FEW_USERS), "seed": seed}
-    compared = sweep(policy, parameters, multipliers, **{**common, **few, "window": min(users, FEW_USERS)})
+    compared = of_first_users(
+        swept, parameters, few["users"], seed=seed, roi_target=config.roi_target, window=few["users"]
+    )
     seen = None if run.reward.window > 1 else 1
     return {
         "headline": headline,

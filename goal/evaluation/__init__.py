@@ -23,6 +23,7 @@ from goal.evaluation.sweep import (
     amount_distribution,
     behaviour_points,
     constant_points,
+    of_first_users,
     oracle_frontier,
     sweep,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "expert_usage",
     "ledger",
     "metrics",
+    "of_first_users",
     "off_policy",
     "oracle_frontier",
     "oracle_violation_rate",

@@ -57,6 +57,11 @@ class Rollout:
         order = np.argsort(time, axis=None, kind="stable")
         return Stream(self.revenue.ravel()[order], self.cost.ravel()[order])
 
+    def first(self, users: int) -> Rollout:
+        """The same of the first users alone, as a rollout of no more of them makes it."""
+        parts = self.revenue, self.cost, self.amounts, self.engaged, self.arrivals
+        return Rollout(self.multiplier, *(part[:users] for part in parts))
+
     def per_user(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Mean revenue and mean cost per step of each user, `(users,)` both; what calibration compares."""
         return self.revenue.mean(axis=1), self.cost.mean(axis=1)

@@ -73,12 +73,42 @@ def sweep(
     Raises:
         ConfigurationError: As `rollout_many` and `metrics.roi_violation_rate`.
     """
-    stride = max(window // 4, 1) if stride is None else stride
     if users * parameters.horizon < window:
         raise ConfigurationError(
             f"window is {window}: {users} users make {users * parameters.horizon} interactions, so take a smaller one"
         )
     rollouts = rollout_many(policy, parameters, multipliers, users=users, seed=seed)
+    return _measure(rollouts, parameters, seed=seed, roi_target=roi_target, window=window, stride=stride, oracle=oracle)
+
+
+def of_first_users(
+    swept: Sweep, parameters: Parameters, users: int, *, seed: int, roi_target: float, window: int
+) -> Sweep:
+    """What `sweep` gives for fewer users, the first of the same seed, without rolling out again.
+
+    Args:
+        swept: of at least as many users.
+        parameters: its environment.
+        users: how many to keep.
+        seed: as of `swept`.
+        roi_target: as of `sweep`.
+        window: interactions per window of the violation rate.
+    """
+    rollouts = tuple(made.first(users) for made in swept.rollouts)
+    return _measure(rollouts, parameters, seed=seed, roi_target=roi_target, window=window, stride=None, oracle=True)
+
+
+def _measure(
+    rollouts: tuple[Rollout, ...],
+    parameters: Parameters,
+    *,
+    seed: int,
+    roi_target: float,
+    window: int,
+    stride: int | None,
+    oracle: bool,
+) -> Sweep:
+    users, stride = len(rollouts[0].revenue), max(window // 4, 1) if stride is None else stride
     never_pay = rollout(Constant(0.0), parameters, 0.0, users=users, seed=seed).revenue
     rows = []
     for made in rollouts:

@@ -17,6 +17,7 @@ from goal.evaluation import (
     behaviour_points,
     expert_usage,
     experts,
+    of_first_users,
     oracle_frontier,
     rollout,
     sweep,
@@ -51,6 +52,13 @@ def test_rows_follow_from_the_rollouts(oracle_sweep):
         assert row["rvr"] == roi_violation_rate(stream.revenue, stream.cost, target=3.0, window=1000, stride=250)
         gain = made.revenue.mean() - oracle_sweep.never_pay_rev
         assert row["incremental_roi"] == pytest.approx(gain / made.cost.mean())
+
+
+def test_fewer_users_are_measured_without_another_rollout(oracle_sweep):
+    few = of_first_users(oracle_sweep, CALIBRATED, 200, seed=0, roi_target=3.0, window=500)
+    again = sweep(OraclePolicy(), CALIBRATED, MULTIPLIERS, users=200, seed=0, roi_target=3.0, window=500)
+    assert few.rows == again.rows
+    assert (few.never_pay_rev, few.window, few.stride) == (again.never_pay_rev, again.window, again.stride)
 
 
 def test_the_oracle_has_all_of_the_gain_and_the_published_values(oracle_sweep):
