@@ -59,8 +59,10 @@ class Rollout:
 
     def first(self, users: int) -> Rollout:
         """The same of the first users alone, as a rollout of no more of them makes it."""
-        parts = self.revenue, self.cost, self.amounts, self.engaged, self.arrivals
-        return Rollout(self.multiplier, *(part[:users] for part in parts))
+        return Rollout(
+            self.multiplier, self.revenue[:users], self.cost[:users], self.amounts[:users], self.engaged[:users],
+            self.arrivals[:users],
+        )  # fmt: skip
 
     def per_user(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Mean revenue and mean cost per step of each user, `(users,)` both; what calibration compares."""
