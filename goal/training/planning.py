@@ -184,13 +184,11 @@ def _reduce(
     identity = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
     root = torch.linalg.cholesky(covariance + RIDGE * identity)
     columns = root.T @ weights.transpose(0, 1).flatten(1).double()
-    left = torch.linalg.svd(columns / columns.norm(dim=0).clamp(min=1e-12), full_matrices=False).U[:, :RANK]
-    rank = left.shape[1]
-    planned.weights[:, :rank] = (left.T @ columns).unflatten(1, weights.shape[::2]).transpose(0, 1).to(weights.dtype)
-    basis = torch.linalg.solve_triangular(root.T, left, upper=True).to(features.dtype)
-    reduced = following.new_zeros(*following.shape[:2], RANK)
-    reduced[..., :rank] = following @ basis
-    reduced = reduced.flatten(1)
+    alike = columns / columns.norm(dim=0).clamp(min=1e-12)
+    directions = torch.linalg.eigh(alike @ alike.T).eigenvectors[:, -RANK:]  # eigenvalues ascend
+    planned.weights.copy_((directions.T @ columns).unflatten(1, weights.shape[::2]).transpose(0, 1))
+    basis = torch.linalg.solve_triangular(root.T, directions, upper=True).to(features.dtype)
+    reduced = (following @ basis).flatten(1)
     planned.offset.copy_(reduced.mean(dim=0))
     planned.effect.copy_(_least_squares(covariance, features, EFFECT_RIDGE) @ (reduced - planned.offset))
 
