@@ -246,7 +246,7 @@ class ScpoConfig:
     """m, the candidates of one (state, multiplier)."""
     pool: int = 8
     """The exact rollout draws from this many times as many states those where most is still lost."""
-    exploration: float = 0.2
+    exploration: float = 0.05
     """Probability added, over all amounts, to those better than the policy's mean, in the exact rollout."""
     updates_per_rollout: int = 2
     clip_low: float = 0.2

@@ -1,4 +1,4 @@
-"""Training of the long-horizon value: utility-to-go by fitted Q iteration on the training rows of the log.
+"""Training of the long-horizon value where the past is used: fitted Q iteration on the training rows of the log.
 
 No simulator is asked.
 
@@ -69,9 +69,9 @@ class ValueStage:
     @torch.no_grad()
     def _set_scales(self) -> None:
         reward = self.reward
-        sample = self.transitions.states(
-            torch.arange(0, len(self.transitions), max(1, len(self.transitions) // 10_000))
-        )
+        # At random: every so many rows could be the same step of every episode.
+        generator = torch.Generator().manual_seed(0)
+        sample = self.transitions.states(torch.randint(len(self.transitions), (10_000,), generator=generator))
         revenue, cost = reward.immediate(sample)
         if reward.clock is not None and self.horizon is not None:
             reward.baseline.copy_(revenue[:, 0].mean())
