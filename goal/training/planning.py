@@ -74,7 +74,7 @@ def plan(
     covariance = exact.T @ exact / count
     values = _Values(reward, planned, states, following, transitions.going_on[indices].to(features.device))
     fit = _least_squares(covariance, features, RIDGE)
-    steps = planned.horizon or math.ceil(math.log(LEFT) / math.log(reward.discount))
+    steps = planned.horizon or math.ceil(math.log(LEFT) / math.log(max(reward.discount, LEFT)))
     every = max(1, steps // LINES)
     weights = features.new_zeros(len(planned.level), width, planned.level.shape[1])
     for ahead in range(steps):
@@ -91,7 +91,7 @@ def plan(
 
 def _choose_features(planned: PlannedValue, states: torch.Tensor, generator: torch.Generator) -> None:
     """Draw random features of standardised states; a column that never changes plays no part."""
-    spread = states.std(dim=0)
+    spread = states.std(dim=0, correction=0)
     varies = spread > 1e-4 * (1 + states.mean(dim=0).abs())
     planned.mean.copy_(states.mean(dim=0))
     planned.spread.copy_(spread.where(varies, torch.inf))
@@ -195,7 +195,7 @@ def _reduce(
 
 def _log(metrics: MetricsFile, ahead: int, value: torch.Tensor, error: torch.Tensor) -> None:
     utility, cost = value.chunk(2, dim=-1)
-    spread = utility.std(dim=0).clamp(min=1e-9)
+    spread = utility.std(dim=0, correction=0).clamp(min=1e-9)
     fit_error = error[:, : utility.shape[1]].square().mean(dim=0).sqrt() / spread
     metrics.append(
         "value",

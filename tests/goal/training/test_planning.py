@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -177,7 +178,7 @@ def test_no_state_is_worth_more_than_any_that_was_planned_from() -> None:
     assert (far.amax(dim=(0, 1)) < near.amax(dim=(0, 1)) + spread).all() and far.isfinite().all()
 
 
-def test_its_metrics_say_how_well_values_fit(tmp_path) -> None:
+def test_its_metrics_say_how_well_values_fit(tmp_path: Path) -> None:
     log = log_of(PARAMETERS)
     reward, metrics = untrained(log, PARAMETERS), MetricsFile(tmp_path / "metrics.jsonl")
     plan(reward, log, np.arange(log.events), generator=torch.Generator().manual_seed(0), metrics=metrics)
@@ -186,6 +187,16 @@ def test_its_metrics_say_how_well_values_fit(tmp_path) -> None:
     assert max(line["fit_error"] for line in lines) < 0.05
     assert all(explain("value", name) for name in lines[0] if name not in ("stage", "step"))
     assert lines[-1]["utility_to_go"] > 10 * lines[0]["utility_to_go"]
+
+
+@pytest.mark.parametrize("decisions", [1, 3])
+def test_a_plan_from_next_to_nothing_is_finite(decisions: int, tmp_path: Path) -> None:
+    log = log_of(PARAMETERS, users=40)
+    for clocked, discount in ((True, 1.0), (False, 0.0)):
+        reward, metrics = untrained(log, PARAMETERS, clocked=clocked, discount=discount), MetricsFile(tmp_path / "m")
+        plan(reward, log, np.arange(decisions + 1), generator=torch.Generator(), metrics=metrics)
+        assert all(value.isfinite().all() for name, value in reward.state_dict().items() if "spread" not in name)
+        assert all(np.isfinite(list(line.values())[2:]).all() for line in metrics.read())
 
 
 def test_where_nothing_follows_anything_there_is_no_plan() -> None:
