@@ -75,7 +75,8 @@ def build_reward(
         cost_tower=data.cost_rate is None,
         clock=data.clock,
     )
-    long, grid = settings.horizon == "long", torch.from_numpy(data.grid(settings.grid_size))
+    grid = torch.from_numpy(data.grid(settings.grid_size))
+    long = settings.horizon == "long" and data.schema.horizon != 1  # after an only step nothing follows
     clocked = data.clock is not None and data.schema.horizon is not None
     horizon = data.schema.horizon if clocked else None
     values = [

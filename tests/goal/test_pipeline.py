@@ -196,6 +196,13 @@ def test_a_run_does_not_go_on_with_another_version_of_its_sources(tmp_path: Path
     Run.open(tmp_path / "run")  # what asks for the environment will say that it is gone
 
 
+def test_an_episode_of_one_step_has_nothing_to_look_ahead_to(tmp_path: Path) -> None:
+    (tmp_path / "once.toml").write_text('preset = "calibrated"\n[parameters]\nhorizon = 1\n')
+    run = Run(dataclasses.replace(TINY, environment=str(tmp_path / "once.toml")), tmp_path / "run")
+    run.run()
+    assert not run.reward.looks_ahead
+
+
 def test_a_stage_asks_for_the_ones_before_it(tmp_path: Path) -> None:
     run = Run(TINY, tmp_path)
     with pytest.raises(ConfigurationError, match="'vocabulary' has not ended"):
