@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 ENDS = 1 << 16
 """Bytes at the beginning and at the end of a file that `fingerprint` reads."""
 
 
-def fingerprint(path: Path) -> str:
-    """Return what tells a file or folder from another version of it: names, sizes, and both ends of every file.
+def fingerprint(files: Iterable[Path]) -> str:
+    """Return what tells files from another version of them: names, sizes, and both ends of every file.
 
-    Logs are large and stay unread between their ends; a Parquet file's statistics of its columns lie there. Hidden
-    files are no part of it.
+    Logs are large and stay unread between their ends; a Parquet file's statistics of its columns lie there.
     """
     digest = hashlib.sha256()
-    files = [path] if path.is_file() else sorted(item for item in path.rglob("[!.]*") if item.is_file())
     for file in files:
         size = file.stat().st_size
-        digest.update(f"{file.relative_to(path)} {size}\n".encode())
+        digest.update(f"{file} {size}\n".encode())
         with file.open("rb") as content:
             digest.update(content.read(ENDS))
             content.seek(max(ENDS, size - ENDS))

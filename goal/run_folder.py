@@ -9,6 +9,7 @@ from typing import Any
 from goal.config import RunConfig
 from goal.errors import ConfigurationError
 from goal.files import fingerprint, write_atomically
+from goal.log.sources import find_files
 from goal.serialization import dumps, read_json
 from goal.simulator import PRESETS
 
@@ -60,8 +61,12 @@ class RunFolder:
         given = [self.config.log, self.config.schema]
         if self.config.log is None and self.config.environment not in PRESETS:
             given.append(self.config.environment)
-        paths = [Path(source).absolute() for source in given if source is not None]
-        here = {str(path): fingerprint(path) for path in paths if path.exists()}
+        paths = [path for path in (Path(source).absolute() for source in given if source is not None) if path.exists()]
+        # Of a folder the log's files alone: the run may lie in it.
+        here = {
+            str(path): fingerprint([path] if path.is_file() else [file.path for file in find_files(path)])
+            for path in paths
+        }
         there = self.read("sources.json") if (self.folder / "sources.json").is_file() else {}
         changed = [path for path, found in here.items() if there.get(path, found) != found]
         if changed and self.seconds:
@@ -101,6 +106,11 @@ class RunFolder:
         """Raise ConfigurationError unless a stage has ended."""
         if stage not in self.seconds:
             raise ConfigurationError(f"{self.folder}: the stage {stage!r} has not ended there; run it first")
+
+
+def _files_of(source: Path) -> list[Path]:
+    """A file itself; of a folder the log's files alone, since the run may lie in it."""
+    return [source] if source.is_file() else [file.path for file in find_files(source)]
 
 
 def _leaves(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -40,6 +40,19 @@ def test_a_real_log(tmp_path: Path) -> None:
     assert "reward model's word" in json.loads((tmp_path / "run" / "calibration.json").read_text())["message"]
 
 
+def test_a_run_may_lie_in_the_folder_of_its_log_and_notices_another_file(tmp_path: Path) -> None:
+    log = simulate(preset("calibrated"), "uniform", users=30, seed=3)
+    log.schema.save(tmp_path / "log.toml")
+    (tmp_path / "log").mkdir()
+    write(log, tmp_path / "log" / "part.parquet")
+    config = dataclasses.replace(TINY, environment=None, log=str(tmp_path / "log"), schema=str(tmp_path / "log.toml"))
+    Run(config, tmp_path / "log" / "run").run(until="vocabulary")
+    Run(config, tmp_path / "log" / "run").run(until="pretraining")
+    write(log, tmp_path / "log" / "more.parquet")
+    with pytest.raises(ConfigurationError, match="log has changed since the run"):
+        Run(config, tmp_path / "log" / "run")
+
+
 def test_paying_as_the_log_did_is_estimated_to_bring_what_it_brought(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
