@@ -62,11 +62,7 @@ class RunFolder:
         if self.config.log is None and self.config.environment not in PRESETS:
             given.append(self.config.environment)
         paths = [path for path in (Path(source).absolute() for source in given if source is not None) if path.exists()]
-        # Of a folder the log's files alone: the run may lie in it.
-        here = {
-            str(path): fingerprint([path] if path.is_file() else [file.path for file in find_files(path)])
-            for path in paths
-        }
+        here = {str(path): fingerprint(_files_of(path)) for path in paths}
         there = self.read("sources.json") if (self.folder / "sources.json").is_file() else {}
         changed = [path for path, found in here.items() if there.get(path, found) != found]
         if changed and self.seconds:

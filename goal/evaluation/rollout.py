@@ -17,6 +17,7 @@ from goal.errors import ConfigurationError
 from goal.evaluation.policies import Allocator, PrivilegedPolicy
 from goal.log import History
 from goal.simulator import Parameters, VectorEnvironment
+from goal.simulator.oracle import users_revenue
 from goal.simulator.users import arrivals, draw_users
 
 DEFAULT_WINDOW = 16
@@ -79,12 +80,7 @@ def expected_revenue(made: Rollout, parameters: Parameters, *, seed: int) -> NDA
         parameters: the environment it was made in.
         seed: of the users, as then.
     """
-    types = draw_users(parameters, users=len(made.amounts), seed=seed)
-    fatigue, engagements = np.zeros(len(types)), np.zeros(len(types))
-    for response in parameters.g(made.amounts).T:
-        engagements += types.probability(response, fatigue)
-        fatigue = types.rho * fatigue + parameters.eta * response
-    return parameters.revenue_per_engagement * engagements / parameters.horizon
+    return users_revenue(parameters, draw_users(parameters, users=len(made.amounts), seed=seed), made.amounts)
 
 
 def rollout(

@@ -165,6 +165,16 @@ def plans_revenue(parameters: Parameters, users: UserTypes, plans: Floats) -> Fl
     return parameters.revenue_per_engagement * engagements / parameters.horizon
 
 
+def users_revenue(parameters: Parameters, users: UserTypes, amounts: Floats) -> Floats:
+    """Exact mean revenue per step of each user, shape (U,), of paying them the amounts (U, T), in currency."""
+    responses = parameters.g(amounts)
+    fatigue, engagements = np.zeros(len(users)), np.zeros(len(users))
+    for t in range(parameters.horizon):
+        engagements += users.probability(responses[:, t], fatigue)
+        fatigue = users.rho * fatigue + parameters.eta * responses[:, t]
+    return parameters.revenue_per_engagement / parameters.horizon * engagements
+
+
 def best_revenue(parameters: Parameters, roi_target: float) -> FrontierPoint:
     """The most revenue of the middle user with revenue >= roi_target * cost, from the oracle's frontier.
 
@@ -294,14 +304,7 @@ def _oracle(
     policy: Callable[[ArrayLike, int], Floats],
 ) -> Oracle:
     """Exact figures of paying a plan (U, T)."""
-    responses = parameters.g(plan)
-    fatigue = np.zeros(len(types))
-    revenue = np.zeros(len(types))
-    for t in range(parameters.horizon):
-        revenue += types.probability(responses[:, t], fatigue)
-        fatigue = types.rho * fatigue + parameters.eta * responses[:, t]
-    revenue *= parameters.revenue_per_engagement / parameters.horizon
-    cost = parameters.cost(plan).mean(1)
+    revenue, cost = users_revenue(parameters, types, plan), parameters.cost(plan).mean(1)
     for figures in (plan, revenue, cost):
         figures.setflags(write=False)
     total_revenue, total_cost = float(revenue.mean()), float(cost.mean())
