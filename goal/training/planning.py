@@ -77,10 +77,12 @@ def plan(
     steps = planned.horizon or math.ceil(math.log(LEFT) / math.log(max(reward.discount, LEFT)))
     every = max(1, steps // LINES)
     weights = features.new_zeros(len(planned.level), width, planned.level.shape[1])
+    for part in (planned.level, planned.low, planned.high):
+        part.zero_()  # what follows the last step is worth nothing
     for ahead in range(steps):
         # With a clock, step `horizon - 1 - ahead` from the one after it; without one, the one from itself.
         step, later = (0, 0) if planned.horizon is None else (steps - 1 - ahead, steps - ahead)
-        value = values.best(weights[later], later, last=ahead == 0)
+        value = values.best(weights[later], later)
         planned.level[step], planned.low[step], planned.high[step] = value.mean(0), value.amin(0), value.amax(0)
         weights[step] = fit @ (value - planned.level[step])
         if metrics is not None and (ahead % every == 0 or ahead == steps - 1):
@@ -149,12 +151,8 @@ class _Values:
         self.discount, self.planned, self.following = reward.discount, planned, following
         self.going_on = going_on[:, None, None]
 
-    def best(self, weights: torch.Tensor, later: int, *, last: bool) -> torch.Tensor:
-        """Under the best amounts, given the weights of the step that follows; after the last step nothing does."""
-        if last:
-            best = self.utility.max(dim=1, keepdim=True)
-            costs = self.cost.expand_as(self.utility)
-            return torch.cat([best.values[:, 0], costs.gather(1, best.indices)[:, 0]], dim=-1)
+    def best(self, weights: torch.Tensor, later: int) -> torch.Tensor:
+        """Under the best amounts, given the weights of the step that follows."""
         planned = self.planned
         values = (self.following @ weights + planned.level[later]).clamp(planned.low[later], planned.high[later])
         utility, cost = (self.discount * self.going_on * values).chunk(2, dim=-1)
