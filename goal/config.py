@@ -246,6 +246,9 @@ class ScpoConfig:
     """m, the candidates of one (state, multiplier)."""
     pool: int = 8
     """The exact rollout draws from this many times as many states those where most is still lost."""
+    most_tokens: int = 16_384
+    """Tokens that encoder and decoder read in one scoring of the exact rollout's pool, at most, and twice those of an
+    update: long windows and many amounts of many tokens would make a step last minutes."""
     exploration: float = 0.05
     """Probability added, over all amounts, to those better than the policy's mean, in the exact rollout."""
     updates_per_rollout: int = 2
@@ -265,7 +268,7 @@ class ScpoConfig:
     def __post_init__(self) -> None:
         require_choices(self)
         require(self.group_size >= 2, "group_size", self.group_size, "at least 2")
-        require_counts(self, "repeat pool updates_per_rollout")
+        require_counts(self, "repeat pool most_tokens updates_per_rollout")
         require(0 <= self.exploration <= 1, "exploration", self.exploration, "in [0, 1]")
         require_not_negative(self, "kl_weight kl_weight_start std_floor")
         # Without it a group of equal candidates would divide 0 by 0.
@@ -402,6 +405,7 @@ def effort(level: Literal["default", "thorough"], *, simulated: bool = True) -> 
     reward, scpo = config.reward, config.scpo
     return replace(
         config,
+        network=replace(config.network, window=2 * config.network.window),
         pretraining=PretrainingConfig(loop=longer(config.pretraining.loop, 2)),
         # More passes over the log than these would fit its noise.
         reward=replace(
@@ -409,5 +413,5 @@ def effort(level: Literal["default", "thorough"], *, simulated: bool = True) -> 
             pscore=replace(reward.pscore, batch_size=2 * reward.pscore.batch_size),
             value=longer(reward.value, 3),
         ),
-        scpo=replace(scpo, loop=longer(scpo.loop, 3)),
+        scpo=replace(scpo, loop=longer(scpo.loop, 3), most_tokens=scpo.most_tokens * 3 // 2),
     )

@@ -21,6 +21,7 @@ from goal.reward.state import DecisionState
 REVENUE, COST = "revenue", "cost"
 FUSED = "fused"
 LATER = "later"
+SURPRISE = "surprise"
 LATER_STEPS = 16
 """Steps ahead whose revenue `PScore.later_loss` foretells."""
 
@@ -40,6 +41,39 @@ class AmountTower(nn.Module):
         """States `(..., S)` and amounts `(..., G)` to `(..., G, hidden)`."""
         mixed = silu(self.from_state(states)[..., None, :] + self.from_amount(self.amount(amounts)))
         return silu(self.hidden(mixed))
+
+
+RANK = 8
+"""Ways in which the past changes what amounts bring."""
+
+
+class ResponseTower(AmountTower):
+    """Logits of a response: a perceptron over the present and an amount, to which the past is added and with which it
+    is multiplied, at a low rank.
+
+    A policy brings about pasts that no logged behaviour shows. A perceptron that mixes them with amounts extrapolates
+    there at will; a sum, and a product of few terms, go on as they began.
+    """
+
+    def __init__(self, past: int, visible: int, amount: AmountFeatures, hidden: int, outputs: int) -> None:
+        super().__init__(visible - past, amount, hidden, outputs)
+        self.past = past
+        self.added = nn.Linear(past, outputs, bias=False)
+        self.mixes = nn.Linear(hidden, RANK)
+        self.multiplied = nn.Linear(past, RANK * outputs)
+
+    def forward(self, states: torch.Tensor, amounts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits `(..., G, outputs)` and their representation `(..., G, hidden)`.
+
+        Args:
+            states: `(..., visible)`, of which the past comes first.
+            amounts: `(..., G)`.
+        """
+        before, present = states.split([self.past, states.shape[-1] - self.past], dim=-1)
+        representation = self.representation(present, amounts)
+        factors = self.multiplied(before).unflatten(-1, (RANK, -1))
+        product = self.mixes(representation) @ factors
+        return self.output(representation) + self.added(before)[..., None, :] + product, representation
 
 
 class PScore(nn.Module):
@@ -92,9 +126,8 @@ class PScore(nn.Module):
         towers = []
         for (name, kind), scale in zip(kinds.items(), scales, strict=True):
             sizes = (bins or {}).get(name) or Bins((), (scale,))
-            towers.append(
-                AmountTower(self.state.visible, amount, hidden, 1 if kind == "binary" else 1 + len(sizes.means))
-            )
+            outputs = 1 if kind == "binary" else 1 + len(sizes.means)
+            towers.append(ResponseTower(self.state.before, self.state.visible, amount, hidden, outputs))
             self.register_buffer(f"edges_{self.positions[name]}", torch.tensor(sizes.edges), persistent=False)
             self.register_buffer(f"means_{self.positions[name]}", torch.tensor(sizes.means), persistent=False)
         self.towers = nn.ModuleList(towers)
@@ -103,8 +136,8 @@ class PScore(nn.Module):
         self.log_variances = nn.Parameter(torch.zeros(len(kinds) + 1))
 
     @property
-    def _towers(self) -> list[AmountTower]:
-        return cast(list[AmountTower], list(self.towers))
+    def _towers(self) -> list[ResponseTower]:
+        return cast(list[ResponseTower], list(self.towers))
 
     def losses(
         self, states: torch.Tensor, amounts: torch.Tensor, labels: dict[str, torch.Tensor]
@@ -120,9 +153,9 @@ class PScore(nn.Module):
         representations, losses = [], {}
         utility = torch.zeros_like(amounts)
         for tower, scale, (name, kind) in zip(self._towers, self.scales, self.kinds.items(), strict=True):
-            representation = tower.representation(states, amounts[:, None])[:, 0]
+            output, representation = (part[:, 0] for part in tower(states, amounts[:, None]))
             representations.append(representation)
-            output, label = tower.output(representation), labels[name]
+            label = labels[name]
             if kind == "binary":
                 loss = binary_cross_entropy_with_logits(output[:, 0], (label > 0).to(output.dtype))
             else:
@@ -171,16 +204,16 @@ class PScore(nn.Module):
         return torch.cat([torch.zeros_like(output[..., :1]), output[..., :-1]], dim=-1)
 
     def weigh(self, losses: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Weighted sum of the losses with learned weights; `later_loss` trains weights of its own and has none."""
-        stacked = torch.stack([loss for name, loss in losses.items() if name != LATER])
-        total = (torch.exp(-self.log_variances) * stacked + self.log_variances).sum()
-        return total + losses[LATER] if LATER in losses else total
+        """Sum of the losses with learned weights; those that train parts of their own have none."""
+        beside = [loss for name, loss in losses.items() if name in (LATER, SURPRISE)]
+        stacked = torch.stack([loss for name, loss in losses.items() if name not in (LATER, SURPRISE)])
+        return (torch.exp(-self.log_variances) * stacked + self.log_variances).sum() + sum(beside)
 
     def expected(self, states: torch.Tensor, amounts: torch.Tensor, name: str = REVENUE) -> torch.Tensor:
         """Expected value `(B, G)` of an objective, in its own unit, at amounts `(B, G)` or `(G,)`."""
         position = self.positions[name]
         tower = self._towers[position]
-        output = tower.output(tower.representation(states[..., : self.state.visible], amounts))
+        output, _ = tower(states[..., : self.state.visible], amounts)
         if self.kinds[name] == "binary":
             return torch.sigmoid(output[..., 0])
         _, means = self._bins(position)
@@ -203,7 +236,7 @@ class PScore(nn.Module):
     def chances(self, states: torch.Tensor, amounts: torch.Tensor) -> torch.Tensor:
         """Chances `(B, G, 1 + K)` of no revenue and of each of its K bins, at amounts `(B, G)` or `(G,)`."""
         tower = self._towers[self.positions[REVENUE]]
-        output = tower.output(tower.representation(states[..., : self.state.visible], amounts))
+        output, _ = tower(states[..., : self.state.visible], amounts)
         return self._logits(output).softmax(dim=-1)
 
     def bin_of(self, revenue: torch.Tensor) -> torch.Tensor:
@@ -214,7 +247,7 @@ class PScore(nn.Module):
     def fused(self, states: torch.Tensor, amounts: torch.Tensor) -> torch.Tensor:
         """The fused utility `(B, G)`: the expected sum of the further objectives, each over its scale."""
         states = states[..., : self.state.visible]
-        representations = [tower.representation(states, amounts) for tower in self._towers]
+        representations = [tower(states, amounts)[1] for tower in self._towers]
         return self.fusion(torch.cat(representations, dim=-1))[..., 0]
 
     def predict(self, history: History, amounts: torch.Tensor, name: str = REVENUE) -> torch.Tensor:

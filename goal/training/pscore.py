@@ -14,7 +14,7 @@ import torch
 from goal.config import RewardConfig
 from goal.log import History, InteractionLog, Windows
 from goal.reward import PScore
-from goal.reward.pscore import COST, LATER, REVENUE
+from goal.reward.pscore import COST, LATER, REVENUE, SURPRISE
 
 SEGMENT = 64
 """Decisions learned from in one stretch of a user's log."""
@@ -107,20 +107,20 @@ class PScoreStage:
     ) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
         """One batch of segments, one loss."""
         indices = self.learned[torch.randint(len(self.learned), (self.per_batch,), generator=generator)]
-        losses = self._losses(indices, torch.rand(len(indices), generator=generator) < FORGETTING, later=True)
+        losses = self._losses(indices, torch.rand(len(indices), generator=generator) < FORGETTING, learning=True)
         yield self.pscore.weigh(losses), {f"loss_{name}": value.detach() for name, value in losses.items()}
 
-    def _losses(self, indices: torch.Tensor, forget: torch.Tensor, *, later: bool) -> dict[str, torch.Tensor]:
+    def _losses(self, indices: torch.Tensor, forget: torch.Tensor, *, learning: bool) -> dict[str, torch.Tensor]:
         device = self.pscore.scales.device
         positions, rows, history = self.segments.batch(indices)
         history = history.to(device)
-        every = self.pscore.state(history, forget=forget.to(device))
+        every, surprise = self.pscore.state(history, forget=forget.to(device))
         states = every.flatten(0, 1)[positions.to(device)]
         amounts = torch.from_numpy(self.log.incentives[rows.numpy()]).to(device, torch.float32)
         labels = {name: label.to(device) for name, label in labels_of(self.log, rows, self.pscore).items()}
         losses = self.pscore.losses(states, amounts, labels)
-        if later and self.pscore.later is not None:
-            losses[LATER] = self.pscore.later_loss(history, every)
+        if learning and self.pscore.later is not None:
+            losses |= {LATER: self.pscore.later_loss(history, every), SURPRISE: surprise}
         return losses
 
     @torch.no_grad()
@@ -130,11 +130,12 @@ class PScoreStage:
         Returns:
             How many standard errors the past lowers their loss by; NaN where fewer than two stretches were kept back.
         """
+        self.pscore.eval()
         gains = []
         size = max(1, len(self.held_out) // GROUPS)
         for indices in self.held_out[: len(self.held_out) // size * size].split(size):
             with_past, without = (
-                self.pscore.weigh(self._losses(indices, torch.full(indices.shape, forget), later=False))
+                self.pscore.weigh(self._losses(indices, torch.full(indices.shape, forget), learning=False))
                 for forget in (False, True)
             )
             gains.append(without - with_past)

@@ -21,9 +21,6 @@ from goal.reward import RewardModel, RewardTable
 from goal.training.states import StateSampler
 from goal_kernels import group_advantage, scpo_loss
 
-MOST_TOKENS = 16_384
-"""Tokens that encoder and decoder read in one scoring of the exact rollout's pool, at most, and twice those of an
-update: long windows and many amounts of many tokens would make a step last minutes."""
 JUDGED = 3
 """Multipliers, drawn afresh each time, under which the states of a pool are judged."""
 NO_KL = 1e-4
@@ -80,7 +77,7 @@ class Scpo:
         self.most_states = 2 * config.loop.batch_size
         if self.source == "exact":
             read = 1 + policy.config.window + len(self._tree)
-            self.most_states = max(1, MOST_TOKENS // (len(self.multipliers) * read))
+            self.most_states = max(1, config.most_tokens // (len(self.multipliers) * read))
 
     @property
     def _tree(self) -> TokenTree:
@@ -107,7 +104,7 @@ class Scpo:
         """Draw states with their rewards, those where the policy still loses most first (exact rollout only).
 
         The log's behaviour rarely meets the states that a good policy lives in, and a policy that is right in the
-        common ones can be wrong in those for long. From `pool` times as many states (or as `MOST_TOKENS` allow), half
+        common ones can be wrong in those for long. From `pool` times as many states (or as `most_tokens` allow), half
         of the chance goes by the expected loss against the best amount under a few of the multipliers, each one's
         relative to its mean, and half is uniform.
         """

@@ -144,9 +144,7 @@ def test_value_of_amounts_that_the_log_never_shows_in_such_states(
         """Revenue falls with fatigue alone, so the value of an amount is what its fatigue costs later."""
 
         def expected(self, states, amounts, name="revenue"):
-            fatigue = (
-                states[:, -3] * self.state.stocks.embedding.state.std[0] + self.state.stocks.embedding.state.mean[0]
-            )
+            fatigue = states[:, -3] * self.state.past.features.std[0] + self.state.past.features.mean[0]
             return (10 - fatigue)[:, None].expand(-1, len(amounts))
 
     torch.manual_seed(0)

@@ -30,7 +30,7 @@ class Known(PScore):
     world: Parameters
 
     def _chance(self, states: torch.Tensor, amounts: torch.Tensor) -> torch.Tensor:
-        features = self.state.stocks.embedding.state
+        features = self.state.past.features
         fatigue = (states[:, -3] * features.std[0] + features.mean[0])[:, None]
         p = self.world
         return torch.sigmoid(p.base_logit + p.alpha * amounts - p.beta * fatigue)

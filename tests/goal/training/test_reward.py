@@ -9,12 +9,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.functional import silu
 
 from goal.config import LoopConfig, PolicyConfig, RewardConfig
 from goal.data import Data
 from goal.log import FeatureScaling, Splits, Windows
+from goal.model.embedding import AmountFeatures, neutral_scaling
 from goal.reward import LongHorizonValue, PScore, RewardModel
 from goal.reward.bins import MOST_BINS, Bins
+from goal.reward.pscore import ResponseTower
 from goal.reward.state import DecisionState, state_config
 from goal.simulator import preset, simulate
 from goal.training import Loop, PScoreStage, ValueStage
@@ -71,7 +74,7 @@ def test_a_new_user_is_not_one_whose_past_is_left_out(data: Data, tokenizer) -> 
     torch.nn.init.ones_(state.unknown)
     history = data.windows(np.array([0, 50]), 1).batch(np.arange(2))
     with torch.no_grad():
-        left_out, as_it_is = (state(history, forget=torch.full((2,), forget)) for forget in (True, False))
+        left_out, as_it_is = (state(history, forget=torch.full((2,), forget))[0] for forget in (True, False))
     assert (left_out != as_it_is).any(dim=-1).all()
 
 
@@ -79,12 +82,68 @@ def test_a_state_knows_its_whole_past_and_nothing_else(data: Data, tokenizer) ->
     state = make_pscore(data, tokenizer).state.eval()
     history = data.windows(np.array([60, 250]), 12).batch(np.arange(2))
     with torch.no_grad():
-        states = state(history)
+        states, _ = state(history)
         for place in range(11):
             changed = dataclasses.replace(history, incentives=history.incentives.clone())
             changed.incentives[:, place] += 1
-            moved = (state(changed) - states).abs().amax(dim=-1)
+            moved = (state(changed)[0] - states).abs().amax(dim=-1)
             assert (moved[:, : place + 1] == 0).all() and (moved[:, place + 1 :] > 0).all()
+
+
+def test_payments_add_up_and_nothing_paid_is_nothing(data: Data, tokenizer) -> None:
+    past = make_pscore(data, tokenizer).state.past.eval()
+    history = data.windows(np.array([60, 250]), 12).batch(np.arange(2))
+    averages = past.parts[0]
+
+    def carried(incentives: torch.Tensor) -> torch.Tensor:
+        return past.carry(history.numeric, dataclasses.replace(history, incentives=incentives))[0]
+
+    paid = torch.where(torch.arange(12) % 3 == 0, history.incentives + 1, 0)
+    others = torch.where(torch.arange(12) % 3 == 0, 0, history.incentives + 2)
+    with torch.no_grad():
+        nothing = carried(torch.zeros_like(paid))
+        nothing = torch.cat([nothing[..., :averages], nothing[..., -past.parts[2] :]], dim=-1)
+        torch.testing.assert_close(nothing, torch.zeros_like(nothing), rtol=0, atol=1e-6)
+        together = carried(paid)[..., :averages] + carried(others)[..., :averages]
+        torch.testing.assert_close(together, carried(paid + others)[..., :averages])
+
+
+def test_an_outcome_as_expected_leaves_no_trace(data: Data, tokenizer) -> None:
+    past = make_pscore(data, tokenizer).state.past.eval()
+    events = torch.randn(7, past.surprise.context.in_features)
+    with torch.no_grad():
+        expected = past.surprise.expect(silu(past.surprise.context(events)))
+        features, error = past.surprise(events, expected)
+        assert (features == 0).all() and (error == 0).all()
+        features, error = past.surprise(events, expected + 0.5)
+    assert (features != 0).any(dim=-1).all()
+    torch.testing.assert_close(error, torch.full((7,), 0.25))
+
+
+def test_what_is_expected_is_learned_from_real_events_alone(data: Data, tokenizer) -> None:
+    past = make_pscore(data, tokenizer).state.past.eval()
+    history = data.windows(np.array([3, 250]), 12).batch(np.arange(2))
+    changed = dataclasses.replace(history, outcomes=history.outcomes.clone())
+    pending = torch.arange(12) >= history.lengths[:, None] - 1
+    changed.outcomes[pending] = 9.0  # of the pending event, and of the padding after it
+    with torch.no_grad():
+        (_, error), (_, as_well) = (past.carry(each.numeric, each) for each in (history, changed))
+    assert error > 0 and torch.equal(error, as_well)
+
+
+def test_the_past_is_added_to_what_an_amount_brings_and_multiplied_with_it() -> None:
+    torch.manual_seed(0)
+    scaling = neutral_scaling(PolicyConfig(vocabulary=(5.0, 1.0)))
+    tower = ResponseTower(3, 8, AmountFeatures(scaling), 16, 2)
+    states, amounts = torch.randn(4, 8), torch.tensor([0.0, 1.0, 5.0])
+    with torch.no_grad():
+        logits, representation = tower(states, amounts)
+        assert logits.shape == (4, 3, 2) and representation.shape == (4, 3, 16)
+        moved, unmoved = tower(torch.cat([states[:, :3] + 1, states[:, 3:]], dim=-1), amounts)
+        twice = tower(torch.cat([states[:, :3] + 2, states[:, 3:]], dim=-1), amounts)[0]
+        assert torch.equal(unmoved, representation)
+        torch.testing.assert_close(twice - logits, 2 * (moved - logits))  # at every amount a line in the past
+        assert ((moved - logits).std(dim=1) > 0).all()  # of another slope at each
 
 
 def test_outcomes_are_drawn_as_the_pscore_expects_them(data: Data, tokenizer) -> None:
@@ -100,8 +159,8 @@ def test_outcomes_are_drawn_as_the_pscore_expects_them(data: Data, tokenizer) ->
             transitions.outcomes(pscore.draw(states, amounts, generator), torch.rand(40, generator=generator))
             for _ in range(2000)
         ])  # fmt: skip
-        tower = pscore.towers[0]
-        chance = torch.sigmoid(tower.output(tower.representation(states[:, : pscore.state.visible], amounts[:, None])))
+        logits, _ = pscore.towers[0](states[:, : pscore.state.visible], amounts[:, None])
+        chance = torch.sigmoid(logits)
     occurred = drawn[..., 0] > 0
     assert torch.equal(occurred, drawn[..., 1] > 0), "outcomes of one decision belong together"
     assert set(drawn[..., 0].unique().tolist()) <= set(data.log.outcomes[:, 0].tolist())

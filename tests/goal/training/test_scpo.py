@@ -199,8 +199,7 @@ def test_moving_the_clock_leaves_the_padding_empty(data: Data) -> None:
 def test_a_step_scores_no_more_than_so_many_tokens(policy: Policy, data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
     assert policy.choices.tree is not None
     read = 1 + policy.config.window + len(policy.choices.tree)
-    monkeypatch.setattr("goal.training.scpo.MOST_TOKENS", len(MULTIPLIERS) * read * 8)
-    stage = make(policy, data)
+    stage = make(policy, data, most_tokens=len(MULTIPLIERS) * read * 8)
     drawn: list[int] = []
     draw = stage.states.draw
     monkeypatch.setattr(stage.states, "draw", lambda size, generator: drawn.append(size) or draw(size, generator))
