@@ -405,7 +405,8 @@ def effort(level: Literal["default", "thorough"], *, simulated: bool = True) -> 
     reward, scpo = config.reward, config.scpo
     return replace(
         config,
-        network=replace(config.network, window=2 * config.network.window),
+        # What a longer window brings was measured on simulated logs alone.
+        network=replace(config.network, window=(2 if simulated else 1) * config.network.window),
         pretraining=PretrainingConfig(loop=longer(config.pretraining.loop, 2)),
         # More passes over the log than these would fit its noise.
         reward=replace(

@@ -126,7 +126,13 @@ class Run(RunFolder):
         """The reward model that the reward stage trained."""
         self.need("reward")
         reward = self._untrained_reward(self.multipliers, planned=not self.read("reward/config.json")["uses_history"])
-        reward.load_state_dict(load_file(self.folder / "reward" / "model.safetensors"))
+        path = self.folder / "reward" / "model.safetensors"
+        try:
+            reward.load_state_dict(load_file(path))
+        except RuntimeError as error:
+            raise ConfigurationError(
+                f"{path}: written by another version of the package; start the run in another folder"
+            ) from error
         return reward.requires_grad_(False).eval()
 
     @property

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 from goal.errors import SchemaError
 
 ObjectiveKind = Literal["binary", "amount"]
-RESERVED = ("revenue", "cost", "fused")
+RESERVED = ("revenue", "cost", "fused", "later", "surprise")
 """Names that reports and losses use for what every log has."""
 
 

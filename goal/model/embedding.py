@@ -84,17 +84,14 @@ class EventEmbedding(nn.Module):
         self.happened = nn.Linear(self.amount.size + 2 * config.outcomes, config.dimension)
         self.pending = nn.Parameter(torch.zeros(config.dimension))
 
-    def past(self, incentives: torch.Tensor, outcomes: torch.Tensor) -> torch.Tensor:
-        """Embed incentive `(...)` and outcomes `(..., O)` of completed events as `(..., D)`."""
-        relative = outcomes / self.outcome_scale
-        return self.happened(torch.cat([self.amount(incentives), relative, torch.log1p(relative.clamp(min=0))], dim=-1))
-
     def forward(self, history: History) -> torch.Tensor:
         """Embed a batch of windows; what lies past `lengths` holds no information."""
         place = torch.arange(history.window, device=history.device)
         pending = place >= history.lengths[:, None] - 1
         # Masked before the arithmetic: whatever stands in the pending event's outcome never reaches a gradient.
         incentives = history.incentives.masked_fill(pending, 0)
-        outcomes = history.outcomes.masked_fill(pending[..., None], 0)
-        past = self.past(incentives, outcomes)
-        return self.state(history.numeric, history.categorical) + torch.where(pending[..., None], self.pending, past)
+        relative = history.outcomes.masked_fill(pending[..., None], 0) / self.outcome_scale
+        past = torch.cat([self.amount(incentives), relative, torch.log1p(relative.clamp(min=0))], dim=-1)
+        return self.state(history.numeric, history.categorical) + torch.where(
+            pending[..., None], self.pending, self.happened(past)
+        )

@@ -30,6 +30,10 @@ class Adstock(nn.Module):
     brought is not counted twice, and pasts that nobody logged, such as of users never paid or always paid, are sums of
     what the log does show. Averages are linear in what they average, so one event more is one step on (`after`).
     docs/decisions.md has what else was tried.
+
+    Args:
+        config: from `state_config`; features and width are taken from it.
+        scaling: measured on the training rows. Outcomes count from 0 on.
     """
 
     kept: torch.Tensor
@@ -42,15 +46,18 @@ class Adstock(nn.Module):
         self.recent = max(1, self.width // 4)
         """Leading features of a payment that are kept one by one."""
         averages = self.width * len(KEPT)
-        self.parts = (averages, averages, self.recent * RECENT)
-        self.size = sum(self.parts)
+        self.sizes = (averages, averages, self.recent * RECENT)
+        """Columns of the averages of payments, of those of surprises, and of the last payments."""
+        self.size = sum(self.sizes)
         """M, the columns carried from event to event."""
         self.features = StateFeatures(config, scaling)
         self.payment = nn.Sequential(
             AmountFeatures(scaling), nn.Linear(AmountFeatures.size, dimension), nn.SiLU(),
             nn.Linear(dimension, self.width, bias=False),
         )  # fmt: skip
-        self.surprise = Surprise(dimension, before=self.width + averages, outcomes=config.outcomes, width=self.width)
+        self.surprise = Surprise(
+            dimension + self.width + averages, dimension, outcomes=config.outcomes, width=self.width
+        )
         self.output = nn.Linear(self.size, dimension)
         self.register_buffer("kept", torch.tensor(KEPT), persistent=False)
         outcome_scale = torch.tensor(scaling.outcome_scale, dtype=torch.float32)
@@ -68,28 +75,29 @@ class Adstock(nn.Module):
         age = age[:, None] - 1 - age
         fading = self.kept[:, None, None] ** age.clamp(min=0) * (1 - self.kept)[:, None, None]
         fading = fading.where(age >= 0, 0)
-        payments = self._payments(history.incentives)
-        first = torch.einsum("kts,bsw->btkw", fading, payments).flatten(2)
+        known = torch.arange(history.window, device=numeric.device) < history.lengths[:, None] - 1
+        payments = self._payments(history.incentives.where(known, 0))
+        paid = torch.einsum("kts,bsw->btkw", fading, payments).flatten(2)
         features = self.features(numeric, history.categorical)
-        surprises, error = self.surprise(torch.cat([features, payments, first], dim=-1), self._seen(history.outcomes))
-        known = torch.arange(history.window, device=error.device) < history.lengths[:, None] - 1
+        seen = self._seen(history.outcomes.where(known[..., None], 0))
+        surprises, error = self.surprise(torch.cat([features, payments, paid], dim=-1), seen)
         error = error.where(known, 0).sum() / known.sum().clamp(min=1)
         # RECENT zeros before the window; the event itself is not in its own past.
         padded = pad(payments[:, :-1, : self.recent], (0, 0, RECENT, 0))
         if at is None:
-            second = torch.einsum("kts,bsw->btkw", fading, surprises).flatten(2)
+            surprised = torch.einsum("kts,bsw->btkw", fading, surprises).flatten(2)
             recent = padded.unfold(1, RECENT, 1).flip(-1).transpose(2, 3).flatten(2)
-            return torch.cat([first, second, recent], dim=-1), error
+            return torch.cat([paid, surprised, recent], dim=-1), error
         rows = torch.arange(len(history), device=numeric.device)
-        second = (fading[:, at].transpose(0, 1) @ surprises).flatten(1)
+        surprised = (fading[:, at].transpose(0, 1) @ surprises).flatten(1)
         before = at[:, None] + torch.arange(RECENT, device=numeric.device).flip(0)
         recent = padded[rows[:, None], before].flatten(1)
-        return torch.cat([first[rows, at], second, recent], dim=-1), error
+        return torch.cat([paid[rows, at], surprised, recent], dim=-1), error
 
     def after(self, carried: torch.Tensor, event: Event) -> torch.Tensor:
         """What the next event finds `(B, M)`, from what an event found `(B, M)`, was and brought."""
         numeric, categorical, incentives, outcomes = event
-        first, second, recent = carried.split(self.parts, dim=-1)
+        paid, surprised, recent = carried.split(self.sizes, dim=-1)
         kept = self.kept[:, None]
 
         def average(before: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
@@ -98,9 +106,9 @@ class Adstock(nn.Module):
 
         payments = self._payments(incentives)
         features = self.features(numeric, categorical)
-        surprises, _ = self.surprise(torch.cat([features, payments, first], dim=-1), self._seen(outcomes))
+        surprises, _ = self.surprise(torch.cat([features, payments, paid], dim=-1), self._seen(outcomes))
         recent = torch.cat([payments[:, : self.recent], recent[:, : -self.recent]], dim=-1)
-        return torch.cat([average(first, payments), average(second, surprises), recent], dim=-1)
+        return torch.cat([average(paid, payments), average(surprised, surprises), recent], dim=-1)
 
     def read(self, carried: torch.Tensor) -> torch.Tensor:
         """Carried columns `(..., M)` as `(..., D)`.
@@ -122,11 +130,20 @@ class Adstock(nn.Module):
 
 class Surprise(nn.Module):
     """Outcomes of events beyond what was to be expected of them, as learned features that are nothing where an outcome
-    is as expected."""
+    is as expected.
 
-    def __init__(self, dimension: int, *, before: int, outcomes: int, width: int) -> None:
+    What is expected is trained by its own error above all; what the surprises are good for pulls at it a little.
+
+    Args:
+        known: columns of what is known of an event and was paid.
+        dimension: width of the perceptron.
+        outcomes: O.
+        width: of the features.
+    """
+
+    def __init__(self, known: int, dimension: int, *, outcomes: int, width: int) -> None:
         super().__init__()
-        self.context = nn.Linear(dimension + before, dimension)
+        self.context = nn.Linear(known, dimension)
         self.expect = nn.Linear(dimension, 1 + outcomes)
         self.gate = nn.Linear(1 + outcomes, width, bias=False)
         self.weight = nn.Linear(dimension, width)
@@ -135,7 +152,7 @@ class Surprise(nn.Module):
         """Features `(..., width)` of surprises, and the mean squared error `(...)` of what was expected.
 
         Args:
-            events: `(..., D + before)` what was known of the events and what was paid.
+            events: `(..., known)` what was known of the events and what was paid.
             seen: `(..., 1 + O)` their outcomes.
         """
         context = silu(self.context(events))

@@ -22,8 +22,12 @@ REVENUE, COST = "revenue", "cost"
 FUSED = "fused"
 LATER = "later"
 SURPRISE = "surprise"
+BESIDE = (LATER, SURPRISE)
+"""Losses that stand beside those of the objectives."""
 LATER_STEPS = 16
 """Steps ahead whose revenue `PScore.later_loss` foretells."""
+INTERACTIONS = 8
+"""Ways in which the past changes what amounts bring."""
 
 
 class AmountTower(nn.Module):
@@ -43,24 +47,27 @@ class AmountTower(nn.Module):
         return silu(self.hidden(mixed))
 
 
-RANK = 8
-"""Ways in which the past changes what amounts bring."""
-
-
 class ResponseTower(AmountTower):
     """Logits of a response: a perceptron over the present and an amount, to which the past is added and with which it
     is multiplied, at a low rank.
 
     A policy brings about pasts that no logged behaviour shows. A perceptron that mixes them with amounts extrapolates
     there at will; a sum, and a product of few terms, go on as they began.
+
+    Args:
+        past_size: leading columns of a state, which tell of the past.
+        visible: columns of a state, those of the past among them.
+        amount: features of amounts.
+        hidden: width of the perceptron.
+        outputs: logits.
     """
 
-    def __init__(self, past: int, visible: int, amount: AmountFeatures, hidden: int, outputs: int) -> None:
-        super().__init__(visible - past, amount, hidden, outputs)
-        self.past = past
-        self.added = nn.Linear(past, outputs, bias=False)
-        self.mixes = nn.Linear(hidden, RANK)
-        self.multiplied = nn.Linear(past, RANK * outputs)
+    def __init__(self, past_size: int, visible: int, amount: AmountFeatures, hidden: int, outputs: int) -> None:
+        super().__init__(visible - past_size, amount, hidden, outputs)
+        self.past_size = past_size
+        self.added = nn.Linear(past_size, outputs, bias=False)
+        self.mixes = nn.Linear(hidden, INTERACTIONS)
+        self.multiplied = nn.Linear(past_size, INTERACTIONS * outputs)
 
     def forward(self, states: torch.Tensor, amounts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits `(..., G, outputs)` and their representation `(..., G, hidden)`.
@@ -69,11 +76,11 @@ class ResponseTower(AmountTower):
             states: `(..., visible)`, of which the past comes first.
             amounts: `(..., G)`.
         """
-        before, present = states.split([self.past, states.shape[-1] - self.past], dim=-1)
+        past, present = states.tensor_split([self.past_size], dim=-1)
         representation = self.representation(present, amounts)
-        factors = self.multiplied(before).unflatten(-1, (RANK, -1))
+        factors = self.multiplied(past).unflatten(-1, (INTERACTIONS, -1))
         product = self.mixes(representation) @ factors
-        return self.output(representation) + self.added(before)[..., None, :] + product, representation
+        return self.output(representation) + self.added(past)[..., None, :] + product, representation
 
 
 class PScore(nn.Module):
@@ -127,11 +134,12 @@ class PScore(nn.Module):
         for (name, kind), scale in zip(kinds.items(), scales, strict=True):
             sizes = (bins or {}).get(name) or Bins((), (scale,))
             outputs = 1 if kind == "binary" else 1 + len(sizes.means)
-            towers.append(ResponseTower(self.state.before, self.state.visible, amount, hidden, outputs))
+            towers.append(ResponseTower(self.state.past_size, self.state.visible, amount, hidden, outputs))
             self.register_buffer(f"edges_{self.positions[name]}", torch.tensor(sizes.edges), persistent=False)
             self.register_buffer(f"means_{self.positions[name]}", torch.tensor(sizes.means), persistent=False)
         self.towers = nn.ModuleList(towers)
-        self.fusion = nn.Sequential(nn.Linear(hidden * len(kinds), hidden), nn.SiLU(), nn.Linear(hidden, 1))
+        fused = self.state.past_size + hidden * len(kinds)
+        self.fusion = nn.Sequential(nn.Linear(fused, hidden), nn.SiLU(), nn.Linear(hidden, 1))
         self.later = nn.Linear(self.state.size, LATER_STEPS) if self.state.recall is not None else None
         self.log_variances = nn.Parameter(torch.zeros(len(kinds) + 1))
 
@@ -170,7 +178,7 @@ class PScore(nn.Module):
             losses[name] = loss
             if name not in (REVENUE, COST):
                 utility = utility + label / scale
-        fused = self.fusion(torch.cat(representations, dim=-1))[:, 0]
+        fused = self.fusion(torch.cat([states[..., : self.state.past_size], *representations], dim=-1))[:, 0]
         losses[FUSED] = (fused - utility).square().mean()
         return losses
 
@@ -204,10 +212,10 @@ class PScore(nn.Module):
         return torch.cat([torch.zeros_like(output[..., :1]), output[..., :-1]], dim=-1)
 
     def weigh(self, losses: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Sum of the losses with learned weights; those that train parts of their own have none."""
-        beside = [loss for name, loss in losses.items() if name in (LATER, SURPRISE)]
-        stacked = torch.stack([loss for name, loss in losses.items() if name not in (LATER, SURPRISE)])
-        return (torch.exp(-self.log_variances) * stacked + self.log_variances).sum() + sum(beside)
+        """Sum of the losses with learned weights; those `BESIDE` the objectives', of parts of their own, have none."""
+        objectives = torch.stack([loss for name, loss in losses.items() if name not in BESIDE])
+        weighted = torch.exp(-self.log_variances) * objectives + self.log_variances
+        return weighted.sum() + sum(losses[name] for name in BESIDE if name in losses)
 
     def expected(self, states: torch.Tensor, amounts: torch.Tensor, name: str = REVENUE) -> torch.Tensor:
         """Expected value `(B, G)` of an objective, in its own unit, at amounts `(B, G)` or `(G,)`."""
@@ -248,7 +256,8 @@ class PScore(nn.Module):
         """The fused utility `(B, G)`: the expected sum of the further objectives, each over its scale."""
         states = states[..., : self.state.visible]
         representations = [tower(states, amounts)[1] for tower in self._towers]
-        return self.fusion(torch.cat(representations, dim=-1))[..., 0]
+        past = states[:, None, : self.state.past_size].expand(-1, amounts.shape[-1], -1)
+        return self.fusion(torch.cat([past, *representations], dim=-1))[..., 0]
 
     def predict(self, history: History, amounts: torch.Tensor, name: str = REVENUE) -> torch.Tensor:
         """Expected value `(B, G)` of an objective for B windows at amounts `(B, G)` or `(G,)`."""

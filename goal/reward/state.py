@@ -43,7 +43,7 @@ class DecisionState(nn.Module):
         """Stands for a past that is not looked at; a new user's is empty, which is another thing."""
         self.clock = clock
         self.register_buffer("uses_history", torch.tensor(config.window > 1))
-        self.before = config.dimension
+        self.past_size = config.dimension
         """Leading columns of a state: what tells of the past."""
         self.visible = 2 * config.dimension + config.numeric_features
         """Leading columns, those of the past among them: all that tells of the present response."""
@@ -130,7 +130,11 @@ class DecisionState(nn.Module):
         *,
         forget: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """States `(..., S)` of decisions: what they find of their past `(..., M)`, and their features."""
+        """States `(..., S)` of decisions: what they find of their past `(..., M)`, and their features.
+
+        Columns, in order: what is read of the past, the features as learned, the standardised numbers, the recollection
+        (none with a window of 1).
+        """
         numeric = self._without_clock(numeric)
         features = self.past.features(numeric, categorical)
         before, recalled = self.unknown.expand_as(features), features.new_zeros(*features.shape[:-1], RECALLED)

@@ -253,8 +253,13 @@ class Loop:
                 f"{path}: written by other settings ({state['config']}, seed {state['seed']}); delete it or choose "
                 f"another folder"
             )
-        stage.module.load_state_dict(state["module"])
-        optimiser.load_state_dict(state["optimiser"])
+        try:
+            stage.module.load_state_dict(state["module"])
+            optimiser.load_state_dict(state["optimiser"])
+        except (RuntimeError, ValueError) as error:
+            raise ConfigurationError(
+                f"{path}: written by another version of the package; delete it or choose another folder"
+            ) from error
         generator.set_state(state["generator"])
         torch.set_rng_state(state["global_generator"])
         return state["step"], state.get("seconds", 0.0)

@@ -15,11 +15,12 @@ METRIC_HELP: dict[str, dict[str, str]] = {
     },
     "pscore": {
         **EVERY_STAGE,
-        "loss": "the objectives' losses, weighted by their learned uncertainty",
+        "loss": "the objectives' losses, weighted by their learned uncertainty, and the last two beside them",
         "loss_revenue": "error of the revenue (cross-entropy of its bins and gamma deviance within them)",
         "loss_cost": "error of the cost, as of the revenue",
         "loss_fused": "squared error of the sum of the further objectives, each over its scale",
         "loss_later": "squared error of the revenue of the steps that follow, in logarithms",
+        "loss_surprise": "squared error of what was to be expected of past outcomes, in logarithms",
     },
     "value": {
         **EVERY_STAGE,

@@ -130,7 +130,6 @@ class PScoreStage:
         Returns:
             How many standard errors the past lowers their loss by; NaN where fewer than two stretches were kept back.
         """
-        self.pscore.eval()
         gains = []
         size = max(1, len(self.held_out) // GROUPS)
         for indices in self.held_out[: len(self.held_out) // size * size].split(size):

@@ -113,7 +113,7 @@ def test_is_frozen() -> None:
         FULL.user = "v"  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("name", ["revenue", "cost", "fused"])
+@pytest.mark.parametrize("name", ["revenue", "cost", "fused", "later", "surprise"])
 def test_names_that_losses_use_are_no_objectives(name: str) -> None:
     with pytest.raises(SchemaError, match=f"objective '{name}': the name is taken"):
         Objective(name)

@@ -93,7 +93,7 @@ def test_a_state_knows_its_whole_past_and_nothing_else(data: Data, tokenizer) ->
 def test_payments_add_up_and_nothing_paid_is_nothing(data: Data, tokenizer) -> None:
     past = make_pscore(data, tokenizer).state.past.eval()
     history = data.windows(np.array([60, 250]), 12).batch(np.arange(2))
-    averages = past.parts[0]
+    averages = past.sizes[0]
 
     def carried(incentives: torch.Tensor) -> torch.Tensor:
         return past.carry(history.numeric, dataclasses.replace(history, incentives=incentives))[0]
@@ -102,10 +102,31 @@ def test_payments_add_up_and_nothing_paid_is_nothing(data: Data, tokenizer) -> N
     others = torch.where(torch.arange(12) % 3 == 0, 0, history.incentives + 2)
     with torch.no_grad():
         nothing = carried(torch.zeros_like(paid))
-        nothing = torch.cat([nothing[..., :averages], nothing[..., -past.parts[2] :]], dim=-1)
+        nothing = torch.cat([nothing[..., :averages], nothing[..., -past.sizes[2] :]], dim=-1)
         torch.testing.assert_close(nothing, torch.zeros_like(nothing), rtol=0, atol=1e-6)
         together = carried(paid)[..., :averages] + carried(others)[..., :averages]
         torch.testing.assert_close(together, carried(paid + others)[..., :averages])
+
+
+def test_whatever_the_score_says_it_says_from_the_past_too(data: Data, tokenizer) -> None:
+    pscore = make_pscore(data, tokenizer).eval()
+    history = data.windows(np.array([60, 250]), 12).batch(np.arange(2))
+    paid = dataclasses.replace(history, incentives=history.incentives + (torch.arange(12) < 11))
+    amounts = torch.tensor([0.0, 4.0])
+    with torch.no_grad():
+        states = [pscore.state.pending(each) for each in (history, paid)]
+        for say in (pscore.expected, pscore.fused, pscore.chances):
+            before, after = (say(each, amounts) for each in states)
+            assert (before != after).all()
+
+
+def test_what_stands_where_the_outcome_will_be_is_never_read(data: Data, tokenizer) -> None:
+    state = make_pscore(data, tokenizer).state.eval()
+    history = data.windows(np.array([60, 250]), 12).batch(np.arange(2))
+    changed = dataclasses.replace(history, outcomes=history.outcomes.clone(), incentives=history.incentives.clone())
+    changed.outcomes[:, -1], changed.incentives[:, -1] = torch.nan, torch.nan
+    with torch.no_grad():
+        assert torch.equal(state.pending(history), state.pending(changed))
 
 
 def test_an_outcome_as_expected_leaves_no_trace(data: Data, tokenizer) -> None:
