@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from goal.config import RunConfig, effort
+from goal.config import RunConfig
+from goal.effort import effort
 from goal.errors import ConfigurationError, GoalError
 
 DEFAULT_FOLDER = Path("runs")

@@ -15,8 +15,8 @@ from goal.config import (
     RewardConfig,
     RunConfig,
     ScpoConfig,
-    effort,
 )
+from goal.effort import effort
 from goal.errors import ConfigurationError
 
 
