@@ -249,6 +249,11 @@ class ScpoConfig:
     most_tokens: int = 16_384
     """Tokens that encoder and decoder read in one scoring of the exact rollout's pool, at most, and twice those of an
     update: long windows and many amounts of many tokens would make a step last minutes."""
+    imagined: float = 0.5
+    """Share of the states that the policy brings about itself, as the reward model imagines them, where the past is
+    used and values look ahead."""
+    imagined_steps: int = 48
+    """Mean events of an imagined trajectory."""
     exploration: float = 0.05
     """Probability added, over all amounts, to those better than the policy's mean, in the exact rollout."""
     updates_per_rollout: int = 2
@@ -268,8 +273,8 @@ class ScpoConfig:
     def __post_init__(self) -> None:
         require_choices(self)
         require(self.group_size >= 2, "group_size", self.group_size, "at least 2")
-        require_counts(self, "repeat pool most_tokens updates_per_rollout")
-        require(0 <= self.exploration <= 1, "exploration", self.exploration, "in [0, 1]")
+        require_counts(self, "repeat pool most_tokens imagined_steps updates_per_rollout")
+        require_each(self, "imagined exploration", lambda value: 0 <= value <= 1, "in [0, 1]")
         require_not_negative(self, "kl_weight kl_weight_start std_floor")
         # Without it a group of equal candidates would divide 0 by 0.
         require_positive(self, "advantage_epsilon")

@@ -34,7 +34,18 @@ from goal.run_folder import STAGES, RunFolder
 from goal.serialization import from_dict, read_json, to_dict
 from goal.shapes import build_reward, policy_config
 from goal.tokenizer import IncentiveTokenizer
-from goal.training import Loop, MetricsFile, Pretraining, PScoreStage, Scpo, Stage, StateSampler, ValueStage, plan
+from goal.training import (
+    Loop,
+    MetricsFile,
+    Pretraining,
+    PScoreStage,
+    Scpo,
+    Stage,
+    StateSampler,
+    Transitions,
+    ValueStage,
+    plan,
+)
 
 THRESHOLD_QUANTILE = 0.99
 """Of Proposition 1's threshold over states; the maximum would hang on the worst estimated state."""
@@ -272,7 +283,10 @@ class Run(RunFolder):
             loop = dataclasses.replace(loop, steps=self.config.scpo.repeat * loop.steps)
         windows = self.data.windows(self.data.splits.training, max(policy.config.window, self.reward.window))
         states = StateSampler(windows, clock=self.data.clock, horizon=self.data.schema.horizon, device=self.device)
-        stage = Scpo(policy, self.reward, states, self.config.scpo)
+        transitions = None
+        if self.reward.pscore.state.uses_history and self.reward.looks_ahead:
+            transitions = Transitions(self.reward, self.data.log, self.data.splits.training)
+        stage = Scpo(policy, self.reward, states, self.config.scpo, transitions=transitions)
         self._train(stage, loop, 4)
         policy.save_pretrained(self.folder / "policy")
 

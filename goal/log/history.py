@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -70,6 +70,43 @@ class History:
             self.outcomes[rows, place],
             self.lengths.clamp(max=events),
         )
+
+    def followed_by(
+        self, incentives: torch.Tensor, outcomes: torch.Tensor, numeric: torch.Tensor, categorical: torch.Tensor
+    ) -> History:
+        """Return the windows one event on; of a full one the first event is left out.
+
+        Args:
+            incentives: `(B,)` what was paid at the pending events.
+            outcomes: `(B, O)` what came of it.
+            numeric: `(B, F)` features of the events that follow, which are pending then.
+            categorical: `(B, C)` likewise.
+        """
+        rows, full = torch.arange(len(self), device=self.device), self.lengths == self.window
+        last, following = self.lengths - 1, self.lengths.clamp(max=self.window - 1)
+
+        def moved(column: torch.Tensor, done: torch.Tensor | None, pending: torch.Tensor | None) -> torch.Tensor:
+            column = column.clone()
+            if done is not None:
+                column[rows, last] = done.to(column.dtype)
+            column[full] = torch.cat([column[full, 1:], torch.zeros_like(column[full, :1])], dim=1)
+            if pending is not None:
+                column[rows, following] = pending.to(column.dtype)
+            return column
+
+        return History(
+            moved(self.numeric, None, numeric),
+            moved(self.categorical, None, categorical),
+            moved(self.incentives, incentives, None),
+            moved(self.outcomes, outcomes, None),
+            following + 1,
+        )
+
+    @staticmethod
+    def cat(parts: Sequence[History]) -> History:
+        """Return the windows of several batches of one padded length, one after another."""
+        columns = ([getattr(part, field.name) for part in parts] for field in fields(History))
+        return History(*(torch.cat(column) for column in columns))
 
     def validate(self) -> None:
         """Check shapes, types and values. Reading values waits for a GPU, so call it where data enter, not in a loop.

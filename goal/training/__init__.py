@@ -6,6 +6,18 @@ from goal.training.pretraining import Pretraining
 from goal.training.pscore import PScoreStage
 from goal.training.scpo import Scpo
 from goal.training.states import StateSampler
+from goal.training.transitions import Transitions
 from goal.training.value import ValueStage
 
-__all__ = ["Loop", "MetricsFile", "PScoreStage", "Pretraining", "Scpo", "Stage", "StateSampler", "ValueStage", "plan"]
+__all__ = [
+    "Loop",
+    "MetricsFile",
+    "PScoreStage",
+    "Pretraining",
+    "Scpo",
+    "Stage",
+    "StateSampler",
+    "Transitions",
+    "ValueStage",
+    "plan",
+]

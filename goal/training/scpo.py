@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
 from goal.config import ScpoConfig
 from goal.errors import ConfigurationError
@@ -18,7 +19,9 @@ from goal.log import History
 from goal.model import Policy
 from goal.model.tree import TokenTree, with_start
 from goal.reward import RewardModel, RewardTable
+from goal.training.imagination import ImaginedStates
 from goal.training.states import StateSampler
+from goal.training.transitions import Transitions
 from goal_kernels import group_advantage, scpo_loss
 
 JUDGED = 3
@@ -56,15 +59,25 @@ class Scpo:
         reward: gives R and C; frozen.
         states: draws the states.
         config: the settings.
+        transitions: of the log, where a share of the states is to be the policy's own (see `ImaginedStates`).
     """
 
     name = "scpo"
 
-    def __init__(self, policy: Policy, reward: RewardModel, states: StateSampler, config: ScpoConfig) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        reward: RewardModel,
+        states: StateSampler,
+        config: ScpoConfig,
+        *,
+        transitions: Transitions | None = None,
+    ) -> None:
         self.reference = copy.deepcopy(policy).requires_grad_(False).eval()
         # Dropout stays off: a ratio between two different masks would not be one between policies.
         self.policy = policy.eval()
-        self.module = policy
+        self.module: nn.Module = policy
+        self.imagined: ImaginedStates | None = None
         self.reward = reward.requires_grad_(False).eval()
         self.states = states
         self.config = config
@@ -78,6 +91,14 @@ class Scpo:
         if self.source == "exact":
             read = 1 + policy.config.window + len(self._tree)
             self.most_states = max(1, config.most_tokens // (len(self.multipliers) * read))
+        self.per_step = max(1, min(round(config.loop.batch_size / len(self.multipliers)), self.most_states // 2))
+        """States of one step."""
+        own = round(config.imagined * self._drawn(self.per_step))
+        if transitions is not None and own:
+            self.imagined = ImaginedStates(
+                transitions, self.multipliers, count=own, steps=config.imagined_steps, length=states.windows.length
+            )
+            self.module = nn.ModuleDict({"policy": policy, "imagined": self.imagined})
 
     @property
     def _tree(self) -> TokenTree:
@@ -92,8 +113,7 @@ class Scpo:
         self, generator: torch.Generator, progress: float
     ) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
         """One rollout, then a loss for each update on it."""
-        count = max(1, min(round(self.config.loop.batch_size / len(self.multipliers)), self.most_states // 2))
-        history, table = self.draw(count, generator)
+        history, table = self.draw(self.per_step, generator)
         rollout = self.rollout(history, generator, table=table)
         kl_weight = self.kl_weight(progress)
         for update in range(self.config.updates_per_rollout):
@@ -108,8 +128,8 @@ class Scpo:
         of the chance goes by the expected loss against the best amount under a few of the multipliers, each one's
         relative to its mean, and half is uniform.
         """
-        pool = min(self.config.pool * count, self.most_states)
-        history = self.states.draw(count if self.source != "exact" else max(count, pool), generator)
+        history = self._draw(self._drawn(count), generator)
+        pool = len(history)
         table = self.reward.tabulate(history)
         if len(history) == count:
             return history, table
@@ -125,6 +145,17 @@ class Scpo:
         chance = (score + score.mean() + 1e-9).cpu()
         chosen = torch.multinomial(chance, count, generator=generator).to(history.device)
         return history.select(chosen), RewardTable(*(part[chosen] for part in table))
+
+    def _drawn(self, count: int) -> int:
+        """States to draw where ``count`` are wanted."""
+        return max(count, min(self.config.pool * count, self.most_states)) if self.source == "exact" else count
+
+    def _draw(self, size: int, generator: torch.Generator) -> History:
+        """States of the log, and of the policy's own making if they are imagined."""
+        if self.imagined is None:
+            return self.states.draw(size, generator)
+        own = self.states.at_any_step(self.imagined.draw(self.policy, generator), generator)
+        return History.cat([self.states.draw(size - len(own), generator), own])
 
     def kl_weight(self, progress: float) -> float:
         """Weight of the KL: from its start to its end geometrically over the first half, then constant.

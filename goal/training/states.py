@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 
 from goal.log import History, Windows
@@ -31,11 +33,17 @@ class StateSampler:
     def draw(self, size: int, generator: torch.Generator) -> History:
         """Draw ``size`` windows with replacement."""
         history = self.windows.batch(torch.randint(len(self.windows), (size,), generator=generator))
+        return self.at_any_step(history, generator)
+
+    def at_any_step(self, history: History, generator: torch.Generator) -> History:
+        """Return windows, on the CPU, moved to a random step of the episode, where there is a clock."""
         if self.clock is not None and self.horizon is not None:
+            size, numeric = len(history), history.numeric.clone()
             step = torch.randint(self.horizon, (size,), generator=generator)
-            last = history.numeric[torch.arange(size), history.lengths - 1, self.clock]
+            last = numeric[torch.arange(size), history.lengths - 1, self.clock]
             shift = step / self.horizon - last
-            moved = (history.numeric[..., self.clock] + shift[:, None]).clamp(min=0)
+            moved = (numeric[..., self.clock] + shift[:, None]).clamp(min=0)
             is_event = torch.arange(history.window) < history.lengths[:, None]
-            history.numeric[..., self.clock] = moved.where(is_event, 0)
+            numeric[..., self.clock] = moved.where(is_event, 0)
+            history = dataclasses.replace(history, numeric=numeric)
         return history.to(self.device)
