@@ -250,10 +250,10 @@ class ScpoConfig:
     """Tokens that encoder and decoder read in one scoring of the exact rollout's pool, at most, and twice those of an
     update: long windows and many amounts of many tokens would make a step last minutes."""
     imagined: float = 0.5
-    """Share of the states that the policy brings about itself, as the reward model imagines them, where the past is
-    used and values look ahead."""
+    """Share of the drawn states that the policy brings about itself, as the reward model imagines them, where the past
+    is used and values look ahead."""
     imagined_steps: int = 48
-    """Mean events of an imagined trajectory."""
+    """Mean events of an imagined trajectory, unless the log of its user ends before."""
     exploration: float = 0.05
     """Probability added, over all amounts, to those better than the policy's mean, in the exact rollout."""
     updates_per_rollout: int = 2

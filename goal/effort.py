@@ -50,5 +50,5 @@ def effort(level: Literal["default", "thorough"], *, simulated: bool = True) -> 
             pscore=replace(reward.pscore, batch_size=2 * reward.pscore.batch_size),
             value=longer(reward.value, 3),
         ),
-        scpo=replace(scpo, loop=longer(scpo.loop, 3), most_tokens=scpo.most_tokens * 3 // 2),
+        scpo=replace(scpo, loop=longer(scpo.loop, 3), most_tokens=(3 if simulated else 2) * scpo.most_tokens // 2),
     )

@@ -284,8 +284,9 @@ class Run(RunFolder):
         windows = self.data.windows(self.data.splits.training, max(policy.config.window, self.reward.window))
         states = StateSampler(windows, clock=self.data.clock, horizon=self.data.schema.horizon, device=self.device)
         transitions = None
-        if self.reward.pscore.state.uses_history and self.reward.looks_ahead:
+        if self.reward.pscore.state.uses_history and self.reward.looks_ahead and self.config.scpo.imagined:
             transitions = Transitions(self.reward, self.data.log, self.data.splits.training)
+            self.announce(f"  {self.config.scpo.imagined:.0%} of the states are the policy's own, imagined")
         stage = Scpo(policy, self.reward, states, self.config.scpo, transitions=transitions)
         self._train(stage, loop, 4)
         policy.save_pretrained(self.folder / "policy")

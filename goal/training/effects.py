@@ -41,6 +41,8 @@ class AmountEffects:
         brought = log.outcomes[rows[sample]]
         self.effect = np.zeros((len(grid) - 1 + present.shape[1] + 2 * brought.shape[1], present.shape[1]))
         """What each feature of amount and outcomes adds to each next feature, `(G - 1 + F + 2 O, F)`."""
+        self.persistence = np.zeros((2 * present.shape[1], present.shape[1]))
+        """What is left of present features, linear and squared, in each next one, `(2 F, F)`."""
         if len(sample) == 0:
             self._scale, self._outcome_scale = 1.0, np.ones(brought.shape[1])
             self._centre, self._spread = np.zeros(present.shape[1]), np.ones(present.shape[1])
@@ -53,16 +55,22 @@ class AmountEffects:
         columns = np.where(some, known, 0.0)
         self._centre, self._spread = np.nanmean(columns, axis=0), np.nanstd(columns, axis=0) + 1e-12
         self._low, self._high = np.nanmin(columns, axis=0), np.nanmax(columns, axis=0)
-        state, done = self._standardised(present), self._features_of_event(present, amounts, brought)
-        design = np.concatenate([np.ones((len(sample), 1)), state, state**2, done], axis=1)
+        state, done = self._features_of_state(present), self._features_of_event(present, amounts, brought)
+        design = np.concatenate([np.ones((len(sample), 1)), state, done], axis=1)
         for feature, column in enumerate(following.T):
             there = np.isfinite(column)
             if there.sum() > 2 * design.shape[1]:
                 weights = np.linalg.lstsq(design[there], column[there], rcond=None)[0]
                 self.effect[:, feature] = weights[-done.shape[1] :]
+                self.persistence[:, feature] = weights[1 : -done.shape[1]]
 
     def next_features(
-        self, indices: torch.Tensor, amounts: torch.Tensor, outcomes: torch.Tensor
+        self,
+        indices: torch.Tensor,
+        amounts: torch.Tensor,
+        outcomes: torch.Tensor,
+        *,
+        present: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Numeric `(B, F)` and categorical `(B, C)` features of the event after each decision.
 
@@ -70,12 +78,17 @@ class AmountEffects:
             indices: `(B,)` of the decisions, in [0, N).
             amounts: `(B,)` that are paid instead of the logged ones.
             outcomes: `(B, O)` that come in instead of the logged ones.
+            present: `(B, F)` numeric features that the decisions have instead of the logged ones, if they do.
         """
         rows, next_rows = self.rows[indices.numpy()], self.next_rows[indices.numpy()]
-        present, following = self.log.numeric[rows], self.log.numeric[next_rows]
-        logged = self._features_of_event(present, self.log.incentives[rows], self.log.outcomes[rows])
-        change = self._features_of_event(present, amounts.numpy(), outcomes.numpy()) - logged
-        moved = following + (change @ self.effect).astype(np.float32)
+        logged, following = self.log.numeric[rows], self.log.numeric[next_rows]
+        had = logged if present is None else present.numpy()
+        change = self._features_of_event(had, amounts.numpy(), outcomes.numpy())
+        change -= self._features_of_event(logged, self.log.incentives[rows], self.log.outcomes[rows])
+        moved = change @ self.effect
+        if present is not None:
+            moved += (self._features_of_state(had) - self._features_of_state(logged)) @ self.persistence
+        moved = following + moved.astype(np.float32)
         # What was logged may lie outside the sample's range and stays where it is.
         low, high = np.fmin(self._low, following), np.fmax(self._high, following)
         numeric = np.clip(moved, low, high).astype(np.float32)
@@ -83,6 +96,10 @@ class AmountEffects:
 
     def _standardised(self, present: np.ndarray) -> np.ndarray:
         return np.nan_to_num((present - self._centre) / self._spread, posinf=0.0, neginf=0.0)
+
+    def _features_of_state(self, present: np.ndarray) -> np.ndarray:
+        state = self._standardised(present)
+        return np.concatenate([state, state**2], axis=1)
 
     def _features_of_event(self, present: np.ndarray, amounts: np.ndarray, outcomes: np.ndarray) -> np.ndarray:
         # Hat functions: a response that bends where few amounts lie is met as well as one that is linear.

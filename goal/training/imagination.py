@@ -31,14 +31,14 @@ class ImaginedStates(nn.Module):
         transitions: of the log.
         multipliers: `(n,)` candidate set.
         count: B.
-        steps: mean events of a trajectory.
-        length: L.
+        steps: mean events of a trajectory that no user's last event ends.
+        length: L, that of the windows which the states stand beside.
     """
 
     decisions: torch.Tensor
     """`(B,)` the logged decisions whose features the pending events have."""
     multipliers: torch.Tensor
-    """`(B,)`."""
+    """`(B,)` under which the trajectories are paid."""
 
     def __init__(
         self, transitions: Transitions, multipliers: torch.Tensor, *, count: int, steps: int, length: int
@@ -46,11 +46,9 @@ class ImaginedStates(nn.Module):
         super().__init__()
         self.transitions, self.candidates, self.steps = transitions, multipliers.cpu(), steps
         self.windows = Windows(transitions.log, transitions.rows, length=length)
-        rows, user = transitions.rows, transitions.log.user_index[transitions.rows]
-        followed = (rows[1:] == rows[:-1] + 1) & (user[1:] == user[:-1])
-        self._followed = torch.cat([torch.from_numpy(followed), torch.zeros(1, dtype=torch.bool)])
-        # At the last decision nothing goes on: the first draw begins every trajectory.
-        self.register_buffer("decisions", torch.full((count,), len(rows) - 1))
+        self._following = torch.from_numpy(self.windows.successors().index)
+        # The last decision is followed by none: the first draw begins every trajectory.
+        self.register_buffer("decisions", torch.full((count,), len(transitions.rows) - 1))
         self.register_buffer("multipliers", torch.zeros(count))
         for field in fields(History):
             column = getattr(self.windows.batch(self.decisions), field.name)
@@ -66,18 +64,21 @@ class ImaginedStates(nn.Module):
         """
         history = self._history
         amounts, outcomes = self._pay(policy, history, generator)
-        over = ~self._followed[self.decisions] | (torch.rand(amounts.shape, generator=generator) < 1 / self.steps)
-        following = self.transitions.effects.next_features(self.decisions, amounts, outcomes)
-        history = history.followed_by(amounts, outcomes, *following)
+        present = history.numeric[torch.arange(len(history)), history.lengths - 1]
+        effects = self.transitions.effects
+        following = effects.next_features(self.decisions, amounts, outcomes, present=present)
+        decisions = self._following[self.decisions]
+        over = (decisions < 0) | (torch.rand(amounts.shape, generator=generator) < 1 / self.steps)
         begun = torch.randint(len(self.windows), (int(over.sum()),), generator=generator)
-        self.decisions += 1
+        place = torch.arange(len(history))
+        place[over] = len(history) + torch.arange(len(begun))
+        both = [history.followed_by(amounts, outcomes, *following), self.windows.batch(begun)]
+        history = History.cat(both).select(place)
+        for field in fields(History):
+            getattr(self, f"history_{field.name}").copy_(getattr(history, field.name))
+        self.decisions.copy_(decisions)
         self.decisions[over] = begun
         self.multipliers[over] = self.candidates[torch.randint(len(self.candidates), begun.shape, generator=generator)]
-        fresh = self.windows.batch(begun)
-        for field in fields(History):
-            column = getattr(history, field.name)
-            column[over] = getattr(fresh, field.name)
-            getattr(self, f"history_{field.name}").copy_(column)
         return history
 
     @property

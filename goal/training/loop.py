@@ -258,7 +258,8 @@ class Loop:
             optimiser.load_state_dict(state["optimiser"])
         except (RuntimeError, ValueError) as error:
             raise ConfigurationError(
-                f"{path}: written by another version of the package; delete it or choose another folder"
+                f"{path}: written by another version of the package, or for other settings; delete it or choose "
+                f"another folder"
             ) from error
         generator.set_state(state["generator"])
         torch.set_rng_state(state["global_generator"])

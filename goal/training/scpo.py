@@ -93,7 +93,11 @@ class Scpo:
             self.most_states = max(1, config.most_tokens // (len(self.multipliers) * read))
         self.per_step = max(1, min(round(config.loop.batch_size / len(self.multipliers)), self.most_states // 2))
         """States of one step."""
-        own = round(config.imagined * self._drawn(self.per_step))
+        self.drawn = max(self.per_step, min(config.pool * self.per_step, self.most_states))
+        """States of which they are drawn."""
+        if self.source != "exact":
+            self.drawn = self.per_step
+        own = math.ceil(config.imagined * self.drawn)
         if transitions is not None and own:
             self.imagined = ImaginedStates(
                 transitions, self.multipliers, count=own, steps=config.imagined_steps, length=states.windows.length
@@ -113,14 +117,14 @@ class Scpo:
         self, generator: torch.Generator, progress: float
     ) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
         """One rollout, then a loss for each update on it."""
-        history, table = self.draw(self.per_step, generator)
+        history, table = self.draw(generator)
         rollout = self.rollout(history, generator, table=table)
         kl_weight = self.kl_weight(progress)
         for update in range(self.config.updates_per_rollout):
             yield self.loss(rollout, kl_weight=kl_weight, logits=None if update else rollout.logits)
 
     @torch.no_grad()
-    def draw(self, count: int, generator: torch.Generator) -> tuple[History, RewardTable]:
+    def draw(self, generator: torch.Generator) -> tuple[History, RewardTable]:
         """Draw states with their rewards, those where the policy still loses most first (exact rollout only).
 
         The log's behaviour rarely meets the states that a good policy lives in, and a policy that is right in the
@@ -128,10 +132,9 @@ class Scpo:
         of the chance goes by the expected loss against the best amount under a few of the multipliers, each one's
         relative to its mean, and half is uniform.
         """
-        history = self._draw(self._drawn(count), generator)
-        pool = len(history)
+        history, count, pool = self._states(generator), self.per_step, self.drawn
         table = self.reward.tabulate(history)
-        if len(history) == count:
+        if pool == count:
             return history, table
         some = torch.randperm(len(self.multipliers), generator=generator)[:JUDGED].to(history.device)
         tokens, lengths, amounts = self._candidates(history, generator)
@@ -146,16 +149,12 @@ class Scpo:
         chosen = torch.multinomial(chance, count, generator=generator).to(history.device)
         return history.select(chosen), RewardTable(*(part[chosen] for part in table))
 
-    def _drawn(self, count: int) -> int:
-        """States to draw where ``count`` are wanted."""
-        return max(count, min(self.config.pool * count, self.most_states)) if self.source == "exact" else count
-
-    def _draw(self, size: int, generator: torch.Generator) -> History:
+    def _states(self, generator: torch.Generator) -> History:
         """States of the log, and of the policy's own making if they are imagined."""
         if self.imagined is None:
-            return self.states.draw(size, generator)
+            return self.states.draw(self.drawn, generator)
         own = self.states.at_any_step(self.imagined.draw(self.policy, generator), generator)
-        return History.cat([self.states.draw(size - len(own), generator), own])
+        return History.cat([self.states.draw(self.drawn - len(own), generator), own])
 
     def kl_weight(self, progress: float) -> float:
         """Weight of the KL: from its start to its end geometrically over the first half, then constant.

@@ -36,7 +36,12 @@ class StateSampler:
         return self.at_any_step(history, generator)
 
     def at_any_step(self, history: History, generator: torch.Generator) -> History:
-        """Return windows, on the CPU, moved to a random step of the episode, where there is a clock."""
+        """Move windows to a random step of the episode, where there is a clock, and to the sampler's device.
+
+        Args:
+            history: on the CPU.
+            generator: on the CPU.
+        """
         if self.clock is not None and self.horizon is not None:
             size, numeric = len(history), history.numeric.clone()
             step = torch.randint(self.horizon, (size,), generator=generator)

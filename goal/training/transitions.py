@@ -7,6 +7,8 @@ Shapes: N decisions, B of them, S columns of a state, O outcomes (revenue first)
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 import torch
 
@@ -54,7 +56,6 @@ class Transitions:
     Attributes:
         log: the log.
         rows: `(N,)` of the decisions.
-        carried: `(N, M)` what they find of their past, in half precision.
         going_on: `(N,)` float32, 0 where a decision is the last of its episode.
 
     Raises:
@@ -72,14 +73,23 @@ class Transitions:
             )
         self.log, self.rows = log, rows[keep]
         self.going_on = torch.from_numpy(~is_last[keep]).to(torch.float32)
-        self.carried = carried_by(reward.pscore, log, rows)[keep]
+        self._training_rows, self._keep = rows, keep
         self.effects = AmountEffects(log, self.rows, found.row[keep], reward.grid.cpu().double().numpy())
-        self._cumulative = torch.from_numpy(balance(log, self.rows, leave_out=reward.clock)).cumsum(0)
+        self._clock = reward.clock
         # by_revenue[first[k] : first[k + 1]] are the decisions that brought revenue of the k-th bin.
         revenue = torch.from_numpy(log.outcomes[self.rows, 0])
         self._by_revenue = revenue.argsort(stable=True)
         bins = self.pscore.bin_of(revenue[self._by_revenue])
         self._first = torch.searchsorted(bins, torch.arange(int(bins[-1]) + 2))
+
+    @cached_property
+    def carried(self) -> torch.Tensor:
+        """`(N, M)` what the decisions find of their past, in half precision."""
+        return carried_by(self.pscore, self.log, self._training_rows)[self._keep]
+
+    @cached_property
+    def _cumulative(self) -> torch.Tensor:
+        return torch.from_numpy(balance(self.log, self.rows, leave_out=self._clock)).cumsum(0)
 
     def __len__(self) -> int:
         return len(self.rows)

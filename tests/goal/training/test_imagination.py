@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -84,6 +85,26 @@ def test_the_policy_pays_what_is_imagined(data: Data, policy: Policy, transition
     assert more.any() and (moved[more] > 0).all()
 
 
+def test_what_was_paid_in_a_trajectory_stays_in_its_features(data: Data, transitions: Transitions) -> None:
+    """Fatigue becomes .9 of itself and .05 of what is paid, whatever the log paid at those decisions."""
+    payer = SimpleNamespace(
+        config=SimpleNamespace(window=1), allocate=lambda history, multiplier: torch.full((len(history),), 7.0)
+    )
+    imagined = ImaginedStates(transitions, MULTIPLIERS, count=60, steps=10**9, length=4)
+    generator = torch.Generator().manual_seed(0)
+
+    def fatigue() -> torch.Tensor:
+        history = imagined.draw(payer, generator)  # pyright: ignore[reportArgumentType]
+        return history.numeric[torch.arange(60), history.lengths - 1, 0]
+
+    expected, decisions = fatigue(), imagined.decisions.clone()
+    for _ in range(12):
+        expected, found = 0.9 * expected + 0.05 * 7, fatigue()
+    goes_on = imagined.decisions == decisions + 12
+    assert goes_on.sum() > 30
+    torch.testing.assert_close(found[goes_on], expected[goes_on], rtol=0, atol=0.05)
+
+
 def test_a_trajectory_lasts_as_long_as_told_and_no_longer_than_the_log(
     policy: Policy, transitions: Transitions
 ) -> None:
@@ -132,11 +153,11 @@ def test_a_checkpoint_holds_what_is_imagined(
 ) -> None:
     stage, generator = make(policy, reward, transitions, data), torch.Generator().manual_seed(0)
     for _ in range(3):
-        stage.draw(8, generator)
+        stage.draw(generator)
     state, luck = stage.module.state_dict(), generator.get_state()
     torch.manual_seed(1)
     again = make(Policy(policy.config, data.scaling), reward, transitions, data)
     again.module.load_state_dict(state)
-    expected = stage.draw(8, generator)[0]
+    expected = stage.draw(generator)[0]
     generator.set_state(luck)
-    assert_equal(again.draw(8, generator)[0], expected)
+    assert_equal(again.draw(generator)[0], expected)

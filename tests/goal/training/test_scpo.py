@@ -174,8 +174,8 @@ def test_states_where_most_is_lost_are_drawn_first(policy: Policy, data: Data) -
             return RewardTable(table.reward * (fatigue < 1.5)[:, None, None], 0 * table.cost)
 
     stage.reward = ByFatigue()  # pyright: ignore[reportAttributeAccessIssue]
-    drawn = [stage.draw(50, generator)[0] for _ in range(6)]
-    share = torch.cat([h.numeric[torch.arange(50), h.lengths - 1, 0] < 1.5 for h in drawn]).float().mean()
+    drawn = [stage.draw(generator)[0] for _ in range(6)]
+    share = torch.cat([h.numeric[torch.arange(len(h)), h.lengths - 1, 0] < 1.5 for h in drawn]).float().mean()
     everywhere = (data.log.numeric[:, 0] < 1.5).mean()
     assert 0 < everywhere < 0.3 and share > 2 * everywhere
 
@@ -206,4 +206,4 @@ def test_a_step_scores_no_more_than_so_many_tokens(policy: Policy, data: Data, m
     generator = torch.Generator().manual_seed(0)
     next(iter(stage.losses(generator, 0.0)))
     assert drawn == [8]  # the pool, from which half are kept
-    assert len(stage.draw(4, generator)[0]) == 4
+    assert len(stage.draw(generator)[0]) == 4
