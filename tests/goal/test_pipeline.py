@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from goal import Policy
 from goal.config import (
@@ -84,14 +84,24 @@ def test_a_finished_run_is_not_run_again(finished: Path) -> None:
     assert (finished / "summary.json").stat().st_mtime_ns == before
 
 
-@pytest.mark.parametrize("stopped_in", ["pretraining", "pscore", "value", "scpo", "calibration"])
+@pytest.mark.parametrize(
+    ("stopped_in", "past"),
+    [
+        ("pretraining", False),
+        ("pscore", False),
+        ("value", True),
+        ("scpo", False),
+        ("scpo", True),
+        ("calibration", False),
+    ],
+)
 def test_a_run_that_stopped_ends_with_the_same_result(
-    stopped_in: str, finished: Path, remembering: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stopped_in: str, past: bool, finished: Path, remembering: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Stopped(Exception):
         pass
 
-    whole, config = (remembering, REMEMBERING) if stopped_in == "value" else (finished, TINY)
+    whole, config = (remembering, REMEMBERING) if past else (finished, TINY)
     with monkeypatch.context() as patch:
         if stopped_in == "calibration":
 
@@ -164,6 +174,16 @@ def test_a_reward_model_without_snapshots_is_evaluated_all_the_same(remembering:
     rows = run.read("evaluation.json")["diagnostics"]["promises"]
     assert {row["step"] for row in rows} == {TINY.reward.value.steps}
     run.run_stage("report")
+
+
+def test_a_reward_model_of_another_shape_is_named(finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished, tmp_path / "run")
+    path = tmp_path / "run" / "reward" / "model.safetensors"
+    weights = load_file(path)
+    weights.pop("pscore.later.weight")
+    save_file(weights, path)
+    with pytest.raises(ConfigurationError, match=r"model\.safetensors: written by another version .*another folder"):
+        _ = Run.open(tmp_path / "run").reward
 
 
 def test_only_what_is_measured_may_change_later(finished: Path, tmp_path: Path) -> None:

@@ -119,6 +119,14 @@ def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path) -> None:
         train(tmp_path, config=LoopConfig(steps=61, batch_size=16))
 
 
+def test_a_checkpoint_of_another_shape_is_refused(tmp_path: Path) -> None:
+    train(tmp_path)
+    stage = Regression()
+    stage.module[0] = nn.Linear(4, 7)
+    with pytest.raises(ConfigurationError, match="written by another version of the package"):
+        Loop(CONFIG, folder=tmp_path, seed=7).run(stage)
+
+
 def test_schedule() -> None:
     config = LoopConfig(steps=100, batch_size=1, learning_rate=1.0, final_learning_rate=0.1, warmup_steps=10)
     factors = [learning_rate_factor(step, config) for step in range(100)]
