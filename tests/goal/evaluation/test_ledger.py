@@ -143,7 +143,7 @@ def test_the_past_carried_along_is_the_whole_past() -> None:
                     clock=data.clock)  # fmt: skip
     with torch.no_grad():  # far from linear, so that the best amount depends on the past
         for weight in pscore.parameters():
-            weight.mul_(3)
+            weight.mul_(2)
     reward = RewardModel(pscore, [], grid=torch.from_numpy(data.grid(24)), multipliers=torch.tensor(MULTIPLIERS),
                          discount=0.98, cost_rate=0.0002)  # fmt: skip
     by_window, carried = (
