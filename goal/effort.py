@@ -38,11 +38,15 @@ def effort(level: Literal["default", "thorough"], *, simulated: bool = True) -> 
     def longer(loop: LoopConfig, factor: int) -> LoopConfig:
         return replace(loop, steps=factor * loop.steps)
 
+    if simulated:  # what a longer window brings was measured there alone
+        config = replace(
+            config,
+            network=replace(config.network, window=2 * config.network.window),
+            scpo=replace(config.scpo, most_tokens=3 * config.scpo.most_tokens // 2),
+        )
     reward, scpo = config.reward, config.scpo
     return replace(
         config,
-        # What a longer window brings was measured on simulated logs alone.
-        network=replace(config.network, window=(2 if simulated else 1) * config.network.window),
         pretraining=PretrainingConfig(loop=longer(config.pretraining.loop, 2)),
         # More passes over the log than these would fit its noise.
         reward=replace(
@@ -50,5 +54,5 @@ def effort(level: Literal["default", "thorough"], *, simulated: bool = True) -> 
             pscore=replace(reward.pscore, batch_size=2 * reward.pscore.batch_size),
             value=longer(reward.value, 3),
         ),
-        scpo=replace(scpo, loop=longer(scpo.loop, 3), most_tokens=(3 if simulated else 2) * scpo.most_tokens // 2),
+        scpo=replace(scpo, loop=longer(scpo.loop, 3)),
     )

@@ -212,7 +212,7 @@ class PScore(nn.Module):
         return torch.cat([torch.zeros_like(output[..., :1]), output[..., :-1]], dim=-1)
 
     def weigh(self, losses: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Sum of the losses with learned weights; those `BESIDE` the objectives', of parts of their own, have none."""
+        """Sum of the losses with learned weights; those `BESIDE` the objectives' have none."""
         objectives = torch.stack([loss for name, loss in losses.items() if name not in BESIDE])
         weighted = torch.exp(-self.log_variances) * objectives + self.log_variances
         return weighted.sum() + sum(losses[name] for name in BESIDE if name in losses)

@@ -93,10 +93,9 @@ class Scpo:
             self.most_states = max(1, config.most_tokens // (len(self.multipliers) * read))
         self.per_step = max(1, min(round(config.loop.batch_size / len(self.multipliers)), self.most_states // 2))
         """States of one step."""
-        self.drawn = max(self.per_step, min(config.pool * self.per_step, self.most_states))
-        """States of which they are drawn."""
-        if self.source != "exact":
-            self.drawn = self.per_step
+        pool = config.pool if self.source == "exact" else 1
+        self.drawn = max(self.per_step, min(pool * self.per_step, self.most_states))
+        """States of which they are chosen."""
         own = math.ceil(config.imagined * self.drawn)
         if transitions is not None and own:
             self.imagined = ImaginedStates(
