@@ -135,7 +135,11 @@ class RewardModel(nn.Module):
         return RewardTable(reward, cost)
 
     def at(self, table: RewardTable, amounts: torch.Tensor) -> RewardTable:
-        """Read a table at amounts `(S, n, m)`, linearly between the grid's; each result is `(S, n, m)`."""
+        """Read a table at amounts `(S, n, m)`, linearly between the grid's; each result is `(S, n, m)`.
+
+        An amount beyond the grid, of which the log says little, brings what the grid's last one brings and costs as
+        much more as it is larger.
+        """
         amounts = amounts.to(self.grid.dtype)
         right = torch.searchsorted(self.grid, amounts.contiguous()).clamp(1, len(self.grid) - 1)
         low, high = self.grid[right - 1], self.grid[right]
@@ -145,4 +149,6 @@ class RewardModel(nn.Module):
             by_multiplier = entries.transpose(1, 2)
             left_value, right_value = by_multiplier.gather(2, right - 1), by_multiplier.gather(2, right)
             values.append(torch.lerp(left_value, right_value, share))
-        return RewardTable(*values)
+        reward, cost = values
+        rate = cost / self.grid[-1] if self.cost_rate is None else self.cost_rate
+        return RewardTable(reward, cost + rate * (amounts - self.grid[-1]).clamp(min=0))

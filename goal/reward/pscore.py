@@ -26,8 +26,8 @@ BESIDE = (LATER, SURPRISE)
 """Losses that stand beside those of the objectives."""
 LATER_STEPS = 16
 """Steps ahead whose revenue `PScore.later_loss` foretells."""
-INTERACTIONS = 8
-"""Ways in which the past changes what amounts bring."""
+INTERACTION_RANK = 8
+"""Rank of the product by which the past changes what amounts bring."""
 
 
 class AmountTower(nn.Module):
@@ -43,8 +43,10 @@ class AmountTower(nn.Module):
 
     def representation(self, states: torch.Tensor, amounts: torch.Tensor) -> torch.Tensor:
         """States `(..., S)` and amounts `(..., G)` to `(..., G, hidden)`."""
-        mixed = silu(self.from_state(states)[..., None, :] + self.from_amount(self.amount(amounts)))
-        return silu(self.hidden(mixed))
+        # Most of the time of a table goes into fetching memory for these.
+        in_place = not torch.is_grad_enabled()
+        mixed = self.from_state(states)[..., None, :] + self.from_amount(self.amount(amounts))
+        return silu(self.hidden(silu(mixed, inplace=in_place)), inplace=in_place)
 
 
 class ResponseTower(AmountTower):
@@ -66,8 +68,8 @@ class ResponseTower(AmountTower):
         super().__init__(visible - past_size, amount, hidden, outputs)
         self.past_size = past_size
         self.added = nn.Linear(past_size, outputs, bias=False)
-        self.mixes = nn.Linear(hidden, INTERACTIONS)
-        self.multiplied = nn.Linear(past_size, INTERACTIONS * outputs)
+        self.mixes = nn.Linear(hidden, INTERACTION_RANK)
+        self.multiplied = nn.Linear(past_size, INTERACTION_RANK * outputs)
 
     def forward(self, states: torch.Tensor, amounts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits `(..., G, outputs)` and their representation `(..., G, hidden)`.
@@ -78,7 +80,7 @@ class ResponseTower(AmountTower):
         """
         past, present = states.tensor_split([self.past_size], dim=-1)
         representation = self.representation(present, amounts)
-        factors = self.multiplied(past).unflatten(-1, (INTERACTIONS, -1))
+        factors = self.multiplied(past).unflatten(-1, (INTERACTION_RANK, -1))
         product = self.mixes(representation) @ factors
         return self.output(representation) + self.added(past)[..., None, :] + product, representation
 

@@ -11,7 +11,7 @@ METRIC_HELP: dict[str, dict[str, str]] = {
     "pretraining": {
         **EVERY_STAGE,
         "loss": "weighted negative log-likelihood of the logged amounts' tokens",
-        "accuracy": "share of the logged tokens that were the most probable ones",
+        "accuracy": "share of the logged amounts each of whose tokens had the largest logit, before log omega is taken off",
     },
     "pscore": {
         **EVERY_STAGE,
@@ -24,7 +24,8 @@ METRIC_HELP: dict[str, dict[str, str]] = {
     },
     "value": {
         **EVERY_STAGE,
-        "loss": "squared error against the targets of fitted Q iteration",
+        "loss": "squared errors of utility (1,000 times) and cost against the targets of fitted Q iteration, summed over the "
+        "networks",
         "fit_error": "root mean square error of the planned values, over their spread, at the worst multiplier",
         "utility_to_go": "mean target of revenue - multiplier * cost from the next event on, smallest multiplier",
         "utility_to_go_strict": "the same at the largest multiplier",
@@ -37,7 +38,7 @@ METRIC_HELP: dict[str, dict[str, str]] = {
         "zero_variance_share": "groups whose candidates are all worth the same, which teach nothing",
         "kl": "divergence from the pretrained policy",
         "clip_fraction": "candidates whose ratio was clipped",
-        "entropy": "of the policy's tokens",
+        "entropy": "of the policy: a mean over tokens, in the exact rollout of the amounts",
         "ratio_max": "largest probability ratio to the policy that took the candidates",
         "ratio_min": "smallest such ratio",
         "amount": "mean amount at the multiplier after the @",

@@ -207,17 +207,19 @@ class Scpo:
         """Advantages `(S, n, m)` of amounts that the policy writes with `log_pi`, and metrics."""
         config, value = self.config, self.reward.at(table, amounts)
         utility = value.reward - self.multipliers[:, None] * value.cost
+        advantages = group_advantage(
+            value.reward, value.cost, self.multipliers, eps=config.advantage_epsilon, std_floor=config.std_floor
+        )
+        weight = torch.ones_like(advantages)
         if self.source == "exact":
-            advantages = self._expected_advantages(utility, log_pi.exp())
-        else:
-            advantages = group_advantage(
-                value.reward, value.cost, self.multipliers, eps=config.advantage_epsilon, std_floor=config.std_floor
-            )
-        metrics = self._describe(advantages, log_pi.exp(), amounts, utility)
-        if self.source == "shared":
+            weight = log_pi.exp()
+            teaches = (advantages != 0).any(dim=-1, keepdim=True)
+            advantages = self._expected_advantages(utility, weight).where(teaches, 0)
+        elif self.source == "shared":
             log_mu = log_pi.logsumexp(dim=1, keepdim=True) - math.log(len(self.multipliers))
-            advantages = advantages * (log_pi - log_mu).exp().clamp(max=config.importance_cap)
-        return advantages, metrics
+            weight = (log_pi - log_mu).exp().clamp(max=config.importance_cap)
+        metrics = self._describe(advantages, weight, amounts, utility)
+        return advantages * weight if self.source == "shared" else advantages, metrics
 
     def _candidates(
         self, history: History, generator: torch.Generator
@@ -276,12 +278,15 @@ class Scpo:
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """The clipped surrogate with KL (paper, Eq. of L_SCPO) of a rollout under the present weights.
 
+        In the exact rollout the group holds every amount once, so the KL is that of the distributions over amounts: a
+        mean over the group would count a beginning that the policy never writes as much as one that it always does.
+
         Args:
             rollout: from `rollout`.
             kl_weight: weight of the KL.
             logits: `(S * n, m, T, V)` under the present weights, if they are at hand.
         """
-        config = self.config
+        config, is_exact = self.config, self.source == "exact"
         logits = self._logits(self.policy, rollout.history, rollout.inputs) if logits is None else logits
         result = scpo_loss(
             logits.flatten(0, 1),
@@ -292,24 +297,31 @@ class Scpo:
             rollout.advantages.flatten(),
             clip_low=config.clip_low,
             clip_high=config.clip_high,
-            kl_weight=kl_weight,
+            kl_weight=0.0 if is_exact else kl_weight,
             kl=config.kl,
             ratio=config.ratio,
         )
+        loss, kl, entropy = result.loss, result.kl, result.entropy
+        if is_exact:
+            log_pi, _ = log_probs(logits, rollout.targets, rollout.lengths)
+            reference, _ = log_probs(rollout.reference_logits, rollout.targets, rollout.lengths)
+            kl = (log_pi.exp() * (log_pi - reference)).sum(dim=-1).mean()
+            entropy = -(log_pi.exp() * log_pi).sum(dim=-1).mean()
+            loss = loss + kl_weight * kl
         metrics = {
-            "kl": result.kl.detach(),
+            "kl": kl.detach(),
             "clip_fraction": result.clip_fraction.detach(),
-            "entropy": result.entropy.detach(),
+            "entropy": entropy.detach(),
             "ratio_max": result.ratio_max.detach(),
             "ratio_min": result.ratio_min.detach(),
         }
-        return result.loss, {**rollout.metrics, **metrics}
+        return loss, {**rollout.metrics, **metrics}
 
     def _describe(
-        self, advantages: torch.Tensor, probability: torch.Tensor, amounts: torch.Tensor, utility: torch.Tensor
+        self, advantages: torch.Tensor, weight: torch.Tensor, amounts: torch.Tensor, utility: torch.Tensor
     ) -> dict[str, torch.Tensor]:
         """The policy's mean amount at each multiplier, its expected utility, and how many groups teach nothing."""
-        weight = probability if self.source == "exact" else torch.full_like(probability, 1 / probability.shape[-1])
+        weight = weight / weight.sum(dim=-1, keepdim=True)
         amount = (weight * amounts).sum(dim=-1).mean(dim=0)
         metrics = {
             "zero_variance_share": (advantages == 0).all(dim=-1).float().mean(),

@@ -27,7 +27,7 @@ FATIGUE = np.linspace(0, 6, 1201)
 class ExactReward(torch.nn.Module):
     """R and C by backward recursion over a grid of fatigue, read off the features of the pending event."""
 
-    discount, looks_ahead = 0.98, True
+    discount, looks_ahead, cost_rate = 0.98, True, 1.0
     at = RewardModel.at
 
     def __init__(self, parameters: Parameters, *, promise: float = 1.0) -> None:

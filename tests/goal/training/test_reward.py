@@ -332,8 +332,9 @@ def test_reading_between_the_grid(data: Data, tokenizer) -> None:
     assert table.reward.shape == (3, 3, 2)
     amounts = torch.tensor([0.0, 0.25, 1.0, 2.5, 4.0, 9.0]).expand(3, 2, 6)
     read = reward.at(table, amounts)
-    torch.testing.assert_close(read.cost[0, 0], torch.tensor([0.0, 0.5, 2.0, 5.0, 8.0, 8.0]))
+    torch.testing.assert_close(read.cost[0, 0], torch.tensor([0.0, 0.5, 2.0, 5.0, 8.0, 18.0]))
     torch.testing.assert_close(read.reward[:, :, 3], 0.5 * (table.reward[:, 1] + table.reward[:, 2]))
+    torch.testing.assert_close(read.reward[:, :, 5], table.reward[:, 2])
 
 
 @pytest.mark.parametrize("discount", [1.0, -0.1])

@@ -28,7 +28,7 @@ MULTIPLIERS = torch.tensor([0.0, 1.0, 4.0])
 class KnownReward(torch.nn.Module):
     """R is concave in the amount: the best one is 8, 6 and 0 under the three multipliers."""
 
-    multipliers = MULTIPLIERS
+    multipliers, cost_rate = MULTIPLIERS, 1.0
     at = RewardModel.at
 
     def __init__(self) -> None:
@@ -128,6 +128,35 @@ def test_the_sampled_gradient_is_on_average_that_of_every_group_there_is(
     assert float((mean - expected).norm() / expected.norm()) < 0.1
     off = (mean - expected).abs() / error.clamp(min=1e-3 * float(error.max()))
     assert float((off > 3).double().mean()) < 0.03 and float(off.max()) < 6
+
+
+def test_the_exact_rollout_weighs_a_beginning_by_how_often_it_is_written(policy: Policy, data: Data) -> None:
+    """KL and entropy over the amounts 0, 1, 3 and 4 = 3 + 1, the second token of which is seldom asked for."""
+    config = dataclasses.replace(policy.config, vocabulary=(3.0, 1.0), allowed_amounts=(0.0, 1.0, 3.0, 4.0))
+    torch.manual_seed(0)
+    policy = Policy(config, data.scaling)
+    stage = make(policy, data, rollout="exact", updates_per_rollout=1)
+    with torch.no_grad():
+        for parameter in policy.decoder.parameters():
+            parameter += 0.2 * torch.randn(parameter.shape)
+    generator = torch.Generator().manual_seed(0)
+    history = stage.states.draw(3, generator)
+    tokens = torch.tensor([[EOS, PAD, PAD], [4, EOS, PAD], [3, EOS, PAD], [3, 4, EOS]])
+    lengths = torch.tensor([[1, 2, 2, 3]])
+    whole = make(policy, data, rollout="per_multiplier")  # reads every token, and not the tree of their beginnings
+    tokens = tokens.expand(9, -1, -1)
+    log_pi, log_reference = (
+        log_probs(whole._logits(each, history, with_start(tokens)), tokens, lengths)[0].detach().double()
+        for each in (policy, stage.reference)
+    )
+    torch.testing.assert_close(log_pi.exp().sum(dim=1), torch.ones(9).double())
+    rollout = stage.rollout(history, generator)
+    loss, metrics = stage.loss(rollout._replace(advantages=torch.zeros(9, 4)), kl_weight=0.5)
+    kl = (log_pi.exp() * (log_pi - log_reference)).sum(dim=1).mean()
+    assert float(kl) > 0.01
+    assert float(metrics["kl"]) == pytest.approx(float(kl), rel=1e-4)
+    assert float(loss.detach()) == pytest.approx(0.5 * float(kl), rel=1e-4)
+    assert float(metrics["entropy"]) == pytest.approx(float(-(log_pi.exp() * log_pi).sum(dim=1).mean()), rel=1e-4)
 
 
 def test_kl_is_minimised(policy: Policy, data: Data) -> None:
