@@ -178,11 +178,6 @@ def _execute(command: Any) -> None:
     show: dict[str, Any] = {"progress": sys.stderr.isatty(), "announce": lambda text: print(text, file=sys.stderr)}
     if isinstance(command, RunCommand):
         config = command.config
-        if config.log is not None and config.environment is not None:
-            raise ConfigurationError(
-                f"--environment {config.environment} and --log {config.log} exclude each other: a run learns in a "
-                f"simulated environment or from a log; leave one of them out"
-            )
         name = Path(config.log).stem if config.log else Path(config.environment or "calibrated").stem
         run = Run(config, command.out or DEFAULT_FOLDER / name, **show)
         if isinstance(command, VocabularyCommand):

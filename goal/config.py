@@ -334,9 +334,10 @@ class RunConfig:
     """The whole of `goal run`."""
 
     environment: str | None = "calibrated"
-    """Simulated environment: a preset (calibrated, paper, population) or a TOML file."""
+    """Simulated environment: a preset (calibrated, paper, population) or a TOML file; None beside a log."""
     log: str | None = None
-    """A log to learn from instead: Parquet file or folder, or CSV; needs the schema."""
+    """A log to learn from instead: Parquet file or folder, or CSV; needs the schema. The defaults below are those of
+    simulated logs; `goal.effort.effort("default", simulated=False)` returns those of real ones."""
     schema: str | None = None
     """TOML file that names the roles of the log's columns."""
     roi_target: float = 3.0
@@ -369,6 +370,10 @@ class RunConfig:
         cap = self.maximum_amount
         require(cap is None or 0 < cap < math.inf, "maximum_amount", cap, "None or positive and finite")
         require(self.simulated_users >= 1, "simulated_users", self.simulated_users, "at least 1")
+        require(
+            self.log is None or self.environment is None,
+            "environment", self.environment, f"None beside log={self.log}: they exclude each other, leave one of them out",
+        )  # fmt: skip
         require(
             (self.log is None) == (self.schema is None),
             "schema",

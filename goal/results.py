@@ -171,7 +171,7 @@ def _evaluate_simulated(run: Run, policy: Policy, parameters: Parameters) -> dic
         "headline": headline,
         "sweep": list(swept.rows),
         "frontier": {
-            "oracle": oracle_frontier(parameters, multipliers, **few),
+            "oracle": oracle_frontier(parameters, multipliers, users=users, seed=seed),
             "behaviour": behaviour_points(parameters, **few),
             "constants": constant_points(parameters, **few),
         },

@@ -49,7 +49,8 @@ class RunFolder:
                     f"{self.folder} holds a run with {name}={there.get(name)!r}, this one has {here[name]!r}; "
                     f"choose another --out or the same settings"
                 )
-            # Nothing has ended yet, or only what is measured has changed.
+            if refused:
+                self._discard_training()
             self.forget("evaluation")
         write_atomically(path, (dumps(self.config) + "\n").encode())
 
@@ -70,8 +71,15 @@ class RunFolder:
                 f"{changed[0]} has changed since the run in {self.folder} began; choose another --out, or put the "
                 f"former file back"
             )
+        if changed:
+            self._discard_training()
         if here.items() - there.items():
             self.write("sources.json", {**there, **here})
+
+    def _discard_training(self) -> None:
+        """Remove what training under other settings or on another log left before any stage ended."""
+        for path in (*(self.folder / "checkpoints").glob("*.checkpoint"), self.folder / "metrics.jsonl"):
+            path.unlink(missing_ok=True)
 
     def forget(self, name: str) -> None:
         """Let the result of a stage and of those after it count no more."""

@@ -22,7 +22,7 @@ from goal.simulator.users import arrivals, draw_users
 
 DEFAULT_WINDOW = 16
 # Rows that a policy sees at once: enough to fill a processor, few enough for its activations to stay small.
-BATCH_ROWS = 2048
+BATCH_ROWS = 1024
 
 
 class Stream(NamedTuple):

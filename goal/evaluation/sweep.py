@@ -78,13 +78,14 @@ def sweep(
             f"window is {window}: {users} users make {users * parameters.horizon} interactions, so take a smaller one"
         )
     rollouts = rollout_many(policy, parameters, multipliers, users=users, seed=seed)
-    return _measure(rollouts, parameters, seed=seed, roi_target=roi_target, window=window, stride=stride, oracle=oracle)
+    common = {"seed": seed, "roi_target": roi_target, "window": window, "stride": stride}
+    return _measure(rollouts, parameters, **common, solved=users if oracle else None)
 
 
 def of_first_users(
     swept: Sweep, parameters: Parameters, users: int, *, seed: int, roi_target: float, window: int
 ) -> Sweep:
-    """What `sweep` gives for fewer users, the first of the same seed, without rolling out again.
+    """What `sweep` gives for fewer users, the first of the same seed, without rolling out or solving again.
 
     Args:
         swept: of at least as many users.
@@ -94,8 +95,8 @@ def of_first_users(
         roi_target: as of `sweep`.
         window: interactions per window of the violation rate.
     """
-    rollouts = tuple(made.first(users) for made in swept.rollouts)
-    return _measure(rollouts, parameters, seed=seed, roi_target=roi_target, window=window, stride=None, oracle=True)
+    solved, rollouts = len(swept.rollouts[0].revenue), tuple(made.first(users) for made in swept.rollouts)
+    return _measure(rollouts, parameters, seed=seed, roi_target=roi_target, window=window, stride=None, solved=solved)
 
 
 def _measure(
@@ -106,13 +107,14 @@ def _measure(
     roi_target: float,
     window: int,
     stride: int | None,
-    oracle: bool,
+    solved: int | None,
 ) -> Sweep:
+    """Measure rollouts; the oracle is solved for ``solved`` users, of whom theirs are the first, or not at all."""
     users, stride = len(rollouts[0].revenue), max(window // 4, 1) if stride is None else stride
     never_pay = rollout(Constant(0.0), parameters, 0.0, users=users, seed=seed).revenue
     rows = []
     for made in rollouts:
-        bounds = _bounds(parameters, made.multiplier, users=users, seed=seed) if oracle else None
+        bounds = None if solved is None else _bounds(parameters, made.multiplier, users=users, solved=solved, seed=seed)
         rows.append(_row(made, never_pay, bounds, roi_target=roi_target, window=window, stride=stride))
     return Sweep(tuple(rows), rollouts, metrics.rev(never_pay), window, stride)
 
@@ -209,9 +211,10 @@ def amount_distribution(rollouts: Sequence[Rollout], levels: ArrayLike, *, bins:
     }
 
 
-def _bounds(parameters: Parameters, multiplier: float, *, users: int, seed: int) -> tuple[float, float]:
-    best = solve_users(parameters, multiplier, users=users, seed=seed).value
-    return best, best_constant(parameters, multiplier, users=users, seed=seed).value
+def _bounds(parameters: Parameters, multiplier: float, *, users: int, solved: int, seed: int) -> tuple[float, float]:
+    best = solve_users(parameters, multiplier, users=solved, seed=seed)
+    value = metrics.rev(best.user_revenue[:users]) - multiplier * float(best.user_cost[:users].mean())
+    return value, best_constant(parameters, multiplier, users=users, seed=seed).value
 
 
 def _row(

@@ -22,9 +22,13 @@ CONTEXT = 16
 """Events before a stretch that are read along with it."""
 HALF_MAX = torch.finfo(torch.float16).max
 HELD_OUT = 20
-"""One user in this many is kept back, to tell whether the past helps to predict; one of all where there are fewer."""
+"""One user in this many is kept back, to tell whether the past helps to predict."""
+FEWEST = 5
+"""Users that are kept back at least; where that would be more than half of them, none is."""
 GROUPS = 50
-"""Groups of kept-back stretches whose losses are compared, at most."""
+"""Groups of kept-back users whose losses are compared, at most."""
+AT_ONCE = 64
+"""Kept-back stretches that are read at once."""
 FORGETTING = 0.5
 """Share of stretches that the P-Score learns from without their past."""
 EVIDENCE = 3.0
@@ -93,10 +97,11 @@ class PScoreStage:
         self.log = log
         self.segments = Segments(log, rows, context=context_of(pscore))
         users = np.unique(log.user_index[self.segments.windows.rows], return_inverse=True)[1]
-        every = min(HELD_OUT, int(users[-1]) + 1)
-        is_held_out = torch.from_numpy((users % every == every - 1) & (every > 1))
-        indices = torch.arange(len(self.segments))
-        self.learned, self.held_out = indices[~is_held_out], indices[is_held_out]
+        every = min(HELD_OUT, (int(users[-1]) + 1) // FEWEST)
+        is_held_out = users % every == every - 1 if every > 1 else np.zeros(len(users), dtype=np.bool_)
+        self.learned, self.held_out = (torch.from_numpy(np.flatnonzero(part)) for part in (~is_held_out, is_held_out))
+        self._held_out_users = torch.from_numpy(users[is_held_out] // max(every, 1))
+        """Of each kept-back stretch, counted from 0 on."""
         self.per_batch = max(1, round(config.pscore.batch_size * len(self.segments) / len(rows)))
 
     def after_step(self) -> None:
@@ -128,23 +133,28 @@ class PScoreStage:
         """Leave the past out unless the kept-back users speak for it.
 
         Returns:
-            How many standard errors the past lowers their loss by; NaN where fewer than two stretches were kept back.
+            How many standard errors the past lowers their loss by; NaN where no users were kept back.
         """
-        gains = []
-        size = max(1, len(self.held_out) // GROUPS)
-        for indices in self.held_out[: len(self.held_out) // size * size].split(size):
+        evidence = math.nan
+        if len(self.held_out):
+            users = int(self._held_out_users[-1]) + 1
+            # Users differ and decisions of one are alike: only whole users tell how sure a mean is.
+            group = self._held_out_users * min(GROUPS, users) // users
+            gain = torch.stack([self._gain(self.held_out[group == each]) for each in range(int(group[-1]) + 1)])
+            evidence = float(gain.mean() / (gain.std() / len(gain) ** 0.5).clamp(min=1e-12))
+        self.pscore.state.uses_history.fill_(evidence > EVIDENCE and self.pscore.state.window > 1)
+        return evidence
+
+    def _gain(self, segments: torch.Tensor) -> torch.Tensor:
+        """By how much the past lowers the mean loss of stretches."""
+        total = torch.zeros((), dtype=torch.float64)
+        for indices in segments.split(AT_ONCE):
             with_past, without = (
                 self.pscore.weigh(self._losses(indices, torch.full(indices.shape, forget), learning=False))
                 for forget in (False, True)
             )
-            gains.append(without - with_past)
-        self.pscore.state.uses_history.fill_(False)
-        if len(gains) < 2:
-            return math.nan
-        gain = torch.stack(gains)
-        evidence = float(gain.mean() / (gain.std() / len(gain) ** 0.5).clamp(min=1e-12))
-        self.pscore.state.uses_history.fill_(evidence > EVIDENCE and self.pscore.state.window > 1)
-        return evidence
+            total += self.segments.counts[indices].sum() * (without - with_past).double().cpu()
+        return total / self.segments.counts[segments].sum()
 
 
 @torch.no_grad()

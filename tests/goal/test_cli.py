@@ -61,11 +61,11 @@ def test_a_vocabulary_is_built_from_a_folder_of_parquet(tmp_path: Path, capsys: 
         (["run", "--log", "nowhere.parquet", "--schema", "nowhere.toml"], "nowhere.toml: cannot read the schema"),
         (
             ["run", "--environment", "paper", "--log", "nowhere.parquet", "--schema", "nowhere.toml"],
-            "--environment paper and --log nowhere.parquet exclude each other",
+            "environment='paper': expected None beside log=nowhere.parquet: they exclude each other",
         ),
         (
             ["run", "--environment", "calibrated", "--log", "nowhere.parquet", "--schema", "nowhere.toml"],
-            "--environment calibrated and --log nowhere.parquet exclude each other",
+            "environment='calibrated': expected None beside log=nowhere.parquet: they exclude each other",
         ),
         (["simulate", "--out", "log.toml"], "--out log.toml: expected a name that ends in .parquet or .pq"),
         (["simulate", "--out", "log.csv"], "such as log.parquet"),

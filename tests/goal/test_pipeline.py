@@ -203,6 +203,25 @@ def test_a_folder_where_nothing_has_ended_takes_other_settings(tmp_path: Path) -
     Run(TINY, tmp_path).run(until="vocabulary")
 
 
+def test_training_under_other_settings_is_not_gone_on_with(tmp_path: Path) -> None:
+    """The only stage that has ended is forgotten; what pretraining left is of the former settings, target and all."""
+    environment = tmp_path / "mine.toml"
+    environment.write_text('preset = "calibrated"\n')
+    config, folder = dataclasses.replace(TINY, environment=str(environment)), tmp_path / "run"
+    Run(config, folder).run(until="pretraining")
+    checkpoint, metrics = folder / "checkpoints" / "pretraining.checkpoint", folder / "metrics.jsonl"
+    (folder / "stages.json").unlink()
+    Run(config, folder)
+    assert checkpoint.is_file() and metrics.is_file()
+    kept = checkpoint.read_bytes()
+    Run(dataclasses.replace(config, roi_target=4.0), folder)
+    assert not checkpoint.exists() and not metrics.exists()
+    checkpoint.write_bytes(kept)
+    environment.write_text('preset = "calibrated"\n[parameters]\neta = 0.03\n')
+    Run(dataclasses.replace(config, roi_target=4.0), folder)
+    assert not checkpoint.exists()
+
+
 def test_a_run_does_not_go_on_with_another_version_of_its_sources(tmp_path: Path) -> None:
     environment = tmp_path / "mine.toml"
     environment.write_text('preset = "calibrated"\n')

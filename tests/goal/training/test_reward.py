@@ -238,6 +238,43 @@ def test_the_past_is_left_out_where_the_features_say_all_and_used_where_they_do_
     assert evidence > 3 and pscore.state.uses_history
 
 
+@pytest.mark.parametrize(("users", "kept"), [(9, 0), (10, 5), (30, 5), (230, 11)])
+def test_whole_users_are_kept_back_and_never_more_than_half(users: int, kept: int, tokenizer) -> None:
+    log = simulate(dataclasses.replace(preset("calibrated"), horizon=70), "uniform", users=users, seed=1)
+    rows = np.arange(log.events)
+    nothing = np.zeros(0, dtype=np.int64)
+    pscore = make_pscore(data := Data(log, Splits(rows, nothing, nothing), None, 0), tokenizer)
+    stage = PScoreStage(pscore, data.log, rows, RewardConfig())
+    learned, held_out = (set(log.user_index[stage.segments.windows.rows[part]]) for part in (stage.learned, stage.held_out))
+    assert len(held_out) == kept and not learned & held_out and len(learned | held_out) == users
+    evidence = stage.finish()
+    assert np.isnan(evidence) == (kept == 0) and (kept > 0 or not pscore.state.uses_history)
+
+
+def test_evidence_counts_users_and_not_what_was_cut_of_their_log(data: Data, tokenizer) -> None:
+    """The gain of a group is the mean over its users' decisions, however many stretches hold them."""
+    rows = data.splits.training
+    pscore = make_pscore(data, tokenizer).eval()
+    with torch.no_grad():
+        pscore.state.unknown += 1.0
+    stage = PScoreStage(pscore, data.log, rows, RewardConfig())
+    users = data.log.user_index[stage.segments.windows.rows[stage.held_out]]
+    gains = []
+    for user in np.unique(users):
+        segments = stage.held_out[torch.from_numpy(users == user)]
+        losses, decisions = [], []
+        for segment in segments.split(1):
+            with torch.no_grad():
+                without, with_past = (
+                    pscore.weigh(stage._losses(segment, torch.tensor([forget]), learning=False)) for forget in (True, False)
+                )
+            losses.append(float(without - with_past))
+            decisions.append(int(stage.segments.counts[segment]))
+        gains.append(np.average(losses, weights=decisions))
+    expected = np.mean(gains) / (np.std(gains, ddof=1) / len(gains) ** 0.5)
+    assert len(gains) < 50 and stage.finish() == pytest.approx(expected, rel=1e-3)
+
+
 def test_rare_decisions_weigh_more(data: Data) -> None:
     rows = data.splits.training
     weights = balance(data.log, rows, leave_out=data.clock)
