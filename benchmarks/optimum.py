@@ -11,6 +11,7 @@ its exact expectation given what was paid, except where it says otherwise.
 from __future__ import annotations
 
 import argparse
+import math
 from functools import partial
 from itertools import pairwise
 
@@ -41,7 +42,7 @@ def shares(run: Run, parameters: Parameters, multipliers: list[float], *, users:
         came = metrics.rev(made.revenue) - at * cost
         best = solve_users(parameters, at, users=users, seed=seed).value
         constant = best_constant(parameters, at, users=users, seed=seed).value
-        gain = f"{(value - constant) / (best - constant):.3f}" if best > constant else "  –  "
+        gain = f"{metrics.share_of_gain(value, oracle=best, reference=constant):.3f}"
         line = f"  {at:5.2f}  value {value:8.4f} (came in {came:8.4f})  "
         line += f"of the oracle {value / best:.3f}  of the gain {gain}"
         if not parameters.users_alike:
@@ -59,10 +60,11 @@ def calibrated(run: Run, parameters: Parameters, *, users: int, seed: int) -> No
     violations = metrics.roi_violation_rate(*made.stream(), **windows)
     roi = metrics.roi(made.revenue, made.cost)
     line = f"  multiplier {multiplier:.3f}: ROI {roi:.4f} (target {target:g}), violation rate {violations:.3f}"
-    if parameters.users_alike:
+    if parameters.users_alike and math.isfinite(roi):
         best = best_revenue(parameters, target).revenue
         oracle = oracle_violation_rate(parameters, roi, users=users, seed=seed, **windows)
-        line += f" (oracle of that ROI {oracle:.3f}), {made.revenue.mean() / best:.3f} of the best revenue {best:.3f}"
+        rate = "none" if oracle is None else f"{oracle:.3f}"
+        line += f" (oracle of that ROI {rate}), {made.revenue.mean() / best:.3f} of the best revenue {best:.3f}"
     print(line, flush=True)
 
 
@@ -83,7 +85,8 @@ def range_of_multipliers(run: Run, parameters: Parameters, *, users: int, seed: 
 
 
 def repeated_calibration(run: Run, parameters: Parameters, made: list[Rollout], *, new_users: int = 500) -> None:
-    """Calibrate on some users of rollouts and look at others of them, many times; print misses and revenue given up."""
+    """Calibrate the average ROI on some users of rollouts and look at others of them, many times; print misses and
+    revenue given up."""
     target, rng = run.config.roi_target, np.random.default_rng(0)
     per_user = {each.multiplier: each.per_user() for each in made}
     known, size = sorted(per_user), run.config.constraint.users

@@ -247,8 +247,9 @@ class ScpoConfig:
     pool: int = 8
     """The exact rollout draws from this many times as many states those where most is still lost."""
     most_tokens: int = 16_384
-    """Tokens that encoder and decoder read in one scoring of the exact rollout's pool, at most, and twice those of an
-    update: long windows and many amounts of many tokens would make a step last minutes."""
+    """Bounds the states of the exact rollout: those of a pool are, under all multipliers, no more tokens than this for
+    encoder and decoder to read, those of an update half. Long windows and many amounts of many tokens would make a step
+    last minutes."""
     imagined: float = 0.5
     """Share of the drawn states that the policy brings about itself, as the reward model imagines them, where the past
     is used and values look ahead."""
@@ -263,6 +264,7 @@ class ScpoConfig:
     """Weight of the KL at the beginning; it falls to `kl_weight` over the first half."""
     kl_weight: float = 0.01
     kl: Literal["exact", "k3"] = "exact"
+    """Of sampled candidates; that of the exact rollout is always exact."""
     ratio: Literal["sequence", "token"] = "sequence"
     std_floor: float = 0.0
     """Least standard deviation of a group, in money."""
@@ -372,8 +374,10 @@ class RunConfig:
         require(self.simulated_users >= 1, "simulated_users", self.simulated_users, "at least 1")
         require(
             self.log is None or self.environment is None,
-            "environment", self.environment, f"None beside log={self.log}: they exclude each other, leave one of them out",
-        )  # fmt: skip
+            "environment",
+            self.environment,
+            f"None beside log={self.log}: they exclude each other, leave one of them out",
+        )
         require(
             (self.log is None) == (self.schema is None),
             "schema",

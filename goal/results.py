@@ -264,6 +264,8 @@ def _headline(run: Run, row: dict[str, Any], calibration: dict[str, Any], intera
         "confidence": calibration["confidence"],
         "roi_kind": kind,
         ("roi_interval" if kind == "average" else "incremental_roi_interval"): intervals.get("roi"),
+        "rev_interval": intervals.get("revenue"),
+        "cost_interval": intervals.get("cost"),
         **{name: row[name] for name in ("multiplier", "roi", "rev", "cost", "rvr", "incremental_roi")},
         "window": run.config.evaluation.window(interactions),
         "stride": run.config.evaluation.stride(interactions),

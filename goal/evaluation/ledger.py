@@ -85,7 +85,8 @@ def ledger(
         One row a multiplier: `expected_value`, what the reward model promises new users over an episode, discounted,
         and `realised_value`, what its greedy policy brought them, both in money an episode; `greedy_value` and
         `policy_value`, money per interaction without discount, and `oracle_value`; and of the gain over the best
-        constant amount, `greedy_share` and `policy_share`: what they differ by is what SCPO and generation add or lose.
+        constant amount, `greedy_share` and `policy_share`: what they differ by is what SCPO and generation add or lose
+        (None where little is to be gained).
 
     Raises:
         ConfigurationError: as `rollout_many`.
@@ -140,10 +141,11 @@ def _promise(made: Rollout, greedy: ValueGreedy) -> tuple[float, float]:
 
 
 def _entry(row: dict[str, Any], made: Rollout, greedy: ValueGreedy) -> dict[str, float | None]:
-    value, share = float((made.revenue - made.multiplier * made.cost).mean()), None
+    value, shares = float((made.revenue - made.multiplier * made.cost).mean()), (None, None)
     expected, realised = _promise(made, greedy)
-    if row["share_of_gain"] is not None:
-        share = metrics.share_of_gain(value, oracle=row["oracle_value"], reference=row["reference_value"])
+    bounds = {"oracle": row["oracle_value"], "reference": row["reference_value"]}
+    if row["share_of_gain"] is not None and metrics.is_gain_large(**bounds):
+        shares = metrics.share_of_gain(value, **bounds), row["share_of_gain"]
     return {
         "multiplier": made.multiplier,
         "expected_value": expected,
@@ -151,6 +153,6 @@ def _entry(row: dict[str, Any], made: Rollout, greedy: ValueGreedy) -> dict[str,
         "greedy_value": value,
         "policy_value": row["value"],
         "oracle_value": row["oracle_value"],
-        "greedy_share": share,
-        "policy_share": row["share_of_gain"],
+        "greedy_share": shares[0],
+        "policy_share": shares[1],
     }

@@ -52,10 +52,11 @@ def build(artefacts: Mapping[str, Any], folder: str | os.PathLike[str]) -> Path:
               `created`?, `versions`? (name to version), `currency`?, `incentive_unit`?, `notes`? (sentences)
             * `settings`: nested mapping of names to values; each first level is a table
             * `headline`: `roi_target`, `multiplier`, `feasible`, `roi`, `rev`, `cost`, `rvr`, `window`, `stride`,
-              `estimate`? (True where the figures are the reward model's), `message`?, `users`?, `confidence`?,
-              `roi_interval`?, `rev_interval`?, `cost_interval`?, `incremental_roi_interval`? (pairs), `never_pay_rev`?,
-              `incremental_roi`?, `best_rev`? (most revenue that any policy can earn at the target), `share_of_best`?,
-              `oracle_rvr`? (violation rate of the oracle at the same average ROI)
+              `estimate`? (True where the figures are the reward model's), `roi_kind`? (average or incremental),
+              `message`?, `users`?, `confidence`?, `roi_interval`?, `rev_interval`?, `cost_interval`?,
+              `incremental_roi_interval`? (pairs), `never_pay_rev`?, `incremental_roi`?, `best_rev`? (most revenue that
+              any policy can earn at the target), `share_of_best`?, `oracle_rvr`? (violation rate of the oracle at the
+              same average ROI)
             * `sweep`: rows of `goal.evaluation.sweep`
             * `frontier`: `oracle`? rows of `multiplier, rev, cost`; `behaviour`? rows of `name, rev, cost`;
               `constants`? rows of `amount, rev, cost`
@@ -70,7 +71,8 @@ def build(artefacts: Mapping[str, Any], folder: str | os.PathLike[str]) -> Path:
               `predictor` and numbers, columns by the first row), `windows`? (`target, window, stride, roi, rvr,
               window_roi` in time order, of the logged policy),
               `estimate`? (rows of `multiplier, rev, cost, roi`), `notes`?, `off_policy`? (of `log_evidence`)
-            * `diagnostics`: `reward_calibration`? rows of `objective, predicted (b), observed (b)`
+            * `diagnostics`: `reward_calibration`? rows of `objective, predicted (b), observed (b)`; `ledger`? and
+              `promises`? as `goal.evaluation.ledger` makes them, `planned`? (True where values are planned)
         folder: Made where it does not exist.
 
     Returns:

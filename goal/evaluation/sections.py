@@ -11,6 +11,7 @@ from typing import Any
 from goal.evaluation import plots
 from goal.evaluation.blocks import Block, Facts, Note, Plot, Section
 from goal.evaluation.log_section import log_section
+from goal.evaluation.metrics import is_gain_large
 from goal.evaluation.tables import Column, Table, decimals, make_table, show, show_percent, show_whole
 
 
@@ -120,8 +121,7 @@ def _value(artefacts: Mapping[str, Any]) -> Section | None:
     rows = [dict(row) for row in sweep]
     for row in rows:
         oracle, reference = row.get("oracle_value"), row.get("reference_value")
-        # A share of a tiny gain is noise (decision 2): the regret says what there is to say.
-        if oracle is not None and reference is not None and oracle - reference < 0.1 * abs(oracle):
+        if oracle is not None and reference is not None and not is_gain_large(oracle=oracle, reference=reference):
             row["share_of_gain"] = None
     digits = decimals([row["oracle_value"] for row in rows])
     table = make_table(

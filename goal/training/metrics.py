@@ -11,7 +11,7 @@ METRIC_HELP: dict[str, dict[str, str]] = {
     "pretraining": {
         **EVERY_STAGE,
         "loss": "weighted negative log-likelihood of the logged amounts' tokens",
-        "accuracy": "share of the logged amounts each of whose tokens had the largest logit, before log omega is taken off",
+        "accuracy": "share of the logged amounts whose every token had the largest logit, log omega still in it",
     },
     "pscore": {
         **EVERY_STAGE,
@@ -24,8 +24,8 @@ METRIC_HELP: dict[str, dict[str, str]] = {
     },
     "value": {
         **EVERY_STAGE,
-        "loss": "squared errors of utility (1,000 times) and cost against the targets of fitted Q iteration, summed over the "
-        "networks",
+        "loss": "squared errors of utility (times 1,000) and cost against the targets of fitted Q iteration, of all "
+        "networks together",
         "fit_error": "root mean square error of the planned values, over their spread, at the worst multiplier",
         "utility_to_go": "mean target of revenue - multiplier * cost from the next event on, smallest multiplier",
         "utility_to_go_strict": "the same at the largest multiplier",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import doctest
 import json
 import math
@@ -59,6 +60,17 @@ def test_fewer_users_are_measured_without_another_rollout(oracle_sweep):
     again = sweep(OraclePolicy(), CALIBRATED, MULTIPLIERS, users=200, seed=0, roi_target=3.0, window=500)
     assert few.rows == again.rows
     assert (few.never_pay_rev, few.window, few.stride) == (again.never_pay_rev, again.window, again.stride)
+
+
+def test_fewer_users_who_differ_are_measured_against_their_own_oracle():
+    parameters = dataclasses.replace(preset("population"), horizon=12)
+    many, again = (
+        sweep(Constant(7.0), parameters, (0.0, 2.0), users=users, seed=3, roi_target=3.0, window=60)
+        for users in (30, 9)
+    )
+    few = of_first_users(many, parameters, 9, seed=3, roi_target=3.0, window=60)
+    for ours, theirs in zip(few.rows, again.rows, strict=True):
+        assert ours == pytest.approx(theirs)
 
 
 def test_the_oracle_has_all_of_the_gain_and_the_published_values(oracle_sweep):

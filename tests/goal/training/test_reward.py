@@ -245,7 +245,9 @@ def test_whole_users_are_kept_back_and_never_more_than_half(users: int, kept: in
     nothing = np.zeros(0, dtype=np.int64)
     pscore = make_pscore(data := Data(log, Splits(rows, nothing, nothing), None, 0), tokenizer)
     stage = PScoreStage(pscore, data.log, rows, RewardConfig())
-    learned, held_out = (set(log.user_index[stage.segments.windows.rows[part]]) for part in (stage.learned, stage.held_out))
+    learned, held_out = (
+        set(log.user_index[stage.segments.windows.rows[part]]) for part in (stage.learned, stage.held_out)
+    )
     assert len(held_out) == kept and not learned & held_out and len(learned | held_out) == users
     evidence = stage.finish()
     assert np.isnan(evidence) == (kept == 0) and (kept > 0 or not pscore.state.uses_history)
@@ -266,7 +268,8 @@ def test_evidence_counts_users_and_not_what_was_cut_of_their_log(data: Data, tok
         for segment in segments.split(1):
             with torch.no_grad():
                 without, with_past = (
-                    pscore.weigh(stage._losses(segment, torch.tensor([forget]), learning=False)) for forget in (True, False)
+                    pscore.weigh(stage._losses(segment, torch.tensor([forget]), learning=False))
+                    for forget in (True, False)
                 )
             losses.append(float(without - with_past))
             decisions.append(int(stage.segments.counts[segment]))
