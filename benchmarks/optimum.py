@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from goal.constraint import calibrate
-from goal.data import seed_of
+from goal.data import Stream, seed_of
 from goal.evaluation import metrics
 from goal.evaluation.rollout import Rollout, expected_revenue, rollout, rollout_many
 from goal.evaluation.violations import oracle_violation_rate
@@ -27,8 +27,6 @@ from goal.pipeline import Run
 from goal.simulator import Parameters, best_plan
 from goal.simulator.oracle import best_constant, best_revenue, solve_users
 
-FRESH_STREAM = 9
-"""Of the run's seed; log, calibration and test of the run have others."""
 STEP = 0.05
 """Of the multipliers at which cost is looked at, and among which calibration is repeated."""
 DRAWS = 200
@@ -127,7 +125,7 @@ def main() -> None:
         parameters = run.data.parameters
         if parameters is None:
             parser.error(f"{folder} learned from a log: nobody knows the optimum there")
-        seed = seed_of(run.config.seed, FRESH_STREAM)
+        seed = seed_of(run.config.seed, Stream.FRESH)
         fresh = {"users": options.users, "seed": seed}
         few = {"users": options.few, "seed": seed}
         print(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import cached_property
 
 import numpy as np
@@ -17,11 +18,24 @@ from goal.simulator import Parameters, load, simulate
 
 MOST_LISTED_AMOUNTS = 64
 """A log with no more distinct amounts than this names the amounts that may be paid."""
-LOG_STREAM, CALIBRATION_STREAM, TEST_STREAM = 0, 1, 2
 
 
-def seed_of(seed: int, stream: int) -> int:
-    """Return the seed of one stream of a run, so that the users of log, calibration and test never coincide."""
+class Stream(IntEnum):
+    """What a run draws by a seed of its own, so that the users of log, calibration and test never coincide."""
+
+    LOG = 0
+    CALIBRATION = 1
+    TEST = 2
+    FRESH = 9
+    """Users that no stage of a run has met."""
+    PRETRAINING = 17
+    PSCORE = 18
+    VALUE = 19
+    SCPO = 20
+
+
+def seed_of(seed: int, stream: Stream) -> int:
+    """Return the seed of one stream of a run."""
     return int(np.random.SeedSequence([seed, stream]).generate_state(1)[0])
 
 
@@ -133,6 +147,6 @@ def load_data(config: RunConfig) -> Data:
         # A category that training never saw is unknown: nothing would have trained its embedding.
         return Data(log.keep_categories(splits.training), splits, None, config.seed, cap)
     parameters = load(config.environment or "calibrated")
-    log = simulate(parameters, users=config.simulated_users, seed=seed_of(config.seed, LOG_STREAM))
+    log = simulate(parameters, users=config.simulated_users, seed=seed_of(config.seed, Stream.LOG))
     nothing = np.zeros(0, dtype=np.int64)
     return Data(log, Splits(np.arange(log.events), nothing, nothing), parameters, config.seed, cap)

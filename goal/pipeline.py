@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from goal import results
 from goal.config import LoopConfig, PolicyConfig, RunConfig
 from goal.constraint import calibrate, candidates, threshold
-from goal.data import CALIBRATION_STREAM, Data, load_data, seed_of
+from goal.data import Data, Stream, load_data, seed_of
 from goal.errors import ConfigurationError
 from goal.files import write_atomically
 from goal.model import Policy
@@ -174,7 +174,7 @@ class Run(RunFolder):
         windows = self.data.windows(self.data.splits.training, self.policy_config.window)
         multipliers = candidates(self.config.roi_target, step=self.config.constraint.step)
         stage = Pretraining(policy, windows, self.tokenizer, self.config.pretraining, multipliers)
-        self._train(stage, self.config.pretraining.loop, 1)
+        self._train(stage, self.config.pretraining.loop, Stream.PRETRAINING)
         policy.save_pretrained(self.folder / "pretrained")
 
     def reward_stage(self) -> None:
@@ -183,16 +183,13 @@ class Run(RunFolder):
         rows = data.splits.training
         reward = self._untrained_reward((0.0,), planned=False)
         stage = PScoreStage(reward.pscore, data.log, rows, config)
-        self._train(stage, config.pscore, 2)
+        self._train(stage, config.pscore, Stream.PSCORE)
         evidence = stage.finish()
         if config.history == "always":
             reward.pscore.state.uses_history.fill_(True)
-        why = (
-            "as told"
-            if config.history == "always"
-            else f"evidence of {evidence:.1f} standard errors on kept-back users"
-        )
-        why = "too few users to tell" if math.isnan(evidence) and config.history == "auto" else why
+        why = f"evidence of {evidence:.1f} standard errors on kept-back users"
+        why = "too few users to tell" if math.isnan(evidence) else why
+        why = "as told" if config.history == "always" else why
         used = "used" if reward.pscore.state.uses_history else "left out"
         self.announce(f"  the past of a decision is {used} ({why})")
         weights = reward.pscore.state_dict()
@@ -201,12 +198,12 @@ class Run(RunFolder):
         reward.pscore.load_state_dict(weights)
         if reward.planned is not None:
             self.metrics.rewind("value", 0)
-            generator = torch.Generator().manual_seed(seed_of(self.config.seed, 16 + 3))
+            generator = torch.Generator().manual_seed(seed_of(self.config.seed, Stream.VALUE))
             plan(reward, data.log, rows, generator=generator, metrics=self.metrics)
         elif reward.looks_ahead:
             stage = ValueStage(reward, data.log, rows, config, horizon=data.schema.horizon)
             before = {step: partial(self._keep, stage, step) for step in self._snapshot_steps}
-            self._train(stage, config.value, 3, before=before)
+            self._train(stage, config.value, Stream.VALUE, before=before)
             stage.finish()
         folder = self.folder / "reward"
         folder.mkdir(parents=True, exist_ok=True)
@@ -288,7 +285,7 @@ class Run(RunFolder):
             transitions = Transitions(self.reward, self.data.log, self.data.splits.training)
             self.announce(f"  {self.config.scpo.imagined:.0%} of the states are the policy's own, imagined")
         stage = Scpo(policy, self.reward, states, self.config.scpo, transitions=transitions)
-        self._train(stage, loop, 4)
+        self._train(stage, loop, Stream.SCPO)
         policy.save_pretrained(self.folder / "policy")
 
     def calibration(self) -> None:
@@ -298,7 +295,7 @@ class Run(RunFolder):
         if parameters is None:
             evaluate, baseline = results.estimated_per_user(self, policy)
         else:
-            seed = seed_of(self.config.seed, CALIBRATION_STREAM)
+            seed = seed_of(self.config.seed, Stream.CALIBRATION)
             evaluate, baseline = results.simulated_per_user(policy, parameters, users=settings.users, seed=seed)
         calibration = calibrate(
             evaluate,
@@ -356,13 +353,18 @@ class Run(RunFolder):
         self.announce(f"{name}: {seconds:.1f} s")
 
     def _train(
-        self, stage: Stage, config: LoopConfig, stream: int, *, before: Mapping[int, Callable[[], None]] | None = None
+        self,
+        stage: Stage,
+        config: LoopConfig,
+        stream: Stream,
+        *,
+        before: Mapping[int, Callable[[], None]] | None = None,
     ) -> None:
         loop = Loop(
             config,
             folder=self.folder / "checkpoints",
             metrics=self.metrics,
-            seed=seed_of(self.config.seed, 16 + stream),
+            seed=seed_of(self.config.seed, stream),
             progress=self.progress,
         )
         self._earlier_seconds += loop.run(stage, before=before)

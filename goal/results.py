@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from goal.data import TEST_STREAM, Data, seed_of
+from goal.data import Data, Stream, seed_of
 from goal.evaluation import (
     Constant,
     amount_distribution,
@@ -38,7 +38,6 @@ from goal.evaluation.off_policy import log_evidence
 from goal.files import write_atomically
 from goal.log import Windows
 from goal.model import Policy
-from goal.reward.pscore import COST, REVENUE
 from goal.serialization import to_dict
 from goal.simulator import Parameters
 from goal.simulator.oracle import best_revenue
@@ -83,9 +82,9 @@ def predict(run: Run, windows: Windows, amounts: np.ndarray) -> PerUser:
     for indices in np.array_split(np.arange(len(windows)), max(1, -(-len(windows) // BATCH))):
         history = windows.batch(indices).to(run.device)
         paid = torch.from_numpy(amounts[indices]).to(run.device, torch.float32)[:, None]
-        revenue.append(reward.pscore.predict(history, paid, REVENUE)[:, 0].cpu())
-        spent = paid * reward.cost_rate if reward.cost_rate else reward.pscore.predict(history, paid, COST)
-        cost.append(spent[:, 0].cpu())
+        expected = reward.immediate(reward.pscore.state.pending(history), paid)
+        for column, part in zip((revenue, cost), expected, strict=True):
+            column.append(part[:, 0].cpu())
     return torch.cat(revenue).double().numpy(), torch.cat(cost).double().numpy()
 
 
@@ -137,7 +136,7 @@ def _evaluate_simulated(run: Run, policy: Policy, parameters: Parameters) -> dic
     config = run.config
     settings = config.evaluation
     users = settings.users or (2000 if parameters.users_alike else 1000)
-    seed, interactions = seed_of(config.seed, TEST_STREAM), users * parameters.horizon
+    seed, interactions = seed_of(config.seed, Stream.TEST), users * parameters.horizon
     multipliers = sweep_multipliers(run)
     common = {
         "users": users, "seed": seed, "roi_target": config.roi_target,

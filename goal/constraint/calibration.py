@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import stdtrit
 
-from goal.constraint._ratio import mean_bounds, pool_increasing, ratio_bounds
+from goal.constraint.bounds import mean_bounds, pool_increasing, ratio_bounds
 from goal.errors import ConfigurationError
 
 Bounds = tuple[float, float]

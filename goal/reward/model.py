@@ -82,12 +82,13 @@ class RewardModel(nn.Module):
         """Whether R and C hold more than the present decision."""
         return self.planned is not None or len(self.values) > 0
 
-    def immediate(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Expected revenue and cost of the present decision, each `(S, G)`."""
-        revenue = self.pscore.expected(states, self.grid)
+    def immediate(self, states: torch.Tensor, amounts: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Expected revenue and cost of the present decision, each `(S, G)`, at amounts `(S, G)` or else the grid's."""
+        amounts = self.grid if amounts is None else amounts
+        revenue = self.pscore.expected(states, amounts)
         if self.cost_rate is None:
-            return revenue, self.pscore.expected(states, self.grid, COST)
-        return revenue, (self.cost_rate * self.grid).expand_as(revenue)
+            return revenue, self.pscore.expected(states, amounts, COST)
+        return revenue, (self.cost_rate * amounts).expand_as(revenue)
 
     def to_go(self, states: torch.Tensor, clock: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Utility-to-go and cost-to-go, each `(S, G, n)`, in money: planned, or the networks' least and their mean."""

@@ -242,3 +242,9 @@ def _labels(name: str, given: ArrayLike, rows: int) -> Integers:
             "decision"
         )
     return array.astype(np.int64)
+
+
+def kish(weights: Floats) -> Floats:
+    """Effective size `(sum w)^2 / sum w^2` of weights over the first axis; 0 where all are 0."""
+    squares = np.square(weights).sum(axis=0)
+    return np.square(weights.sum(axis=0)) / np.where(squares > 0, squares, 1.0)

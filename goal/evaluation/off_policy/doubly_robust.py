@@ -7,13 +7,12 @@ from typing import Protocol
 import numpy as np
 
 from goal.errors import ConfigurationError
-from goal.evaluation.off_policy.decisions import Floats, LoggedDecisions
+from goal.evaluation.off_policy.decisions import Floats, LoggedDecisions, kish
 from goal.evaluation.off_policy.estimate import (
     MINIMUM_EFFECTIVE_SIZE,
     OffPolicyEstimates,
     check_settings,
     conclude,
-    kish,
 )
 from goal.evaluation.off_policy.fitted_q import RIDGE, design, fit, next_value
 

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from scipy.special import stdtrit
 
-from goal.constraint._ratio import mean_bounds, ratio_bounds
+from goal.constraint.bounds import mean_bounds, ratio_bounds
 from goal.errors import ConfigurationError
 from goal.evaluation.off_policy.decisions import Floats, LoggedDecisions
 from goal.evaluation.off_policy.support import support
@@ -113,12 +113,6 @@ def check_settings(confidence: float, minimum_effective_size: float) -> None:
             f"minimum_effective_size is {minimum_effective_size}: expected at least 2 trajectories, or no interval "
             "can be told"
         )
-
-
-def kish(weights: Floats) -> Floats:
-    """Effective size `(sum w)^2 / sum w^2` of weights over the first axis; 0 where all are 0."""
-    squares = np.square(weights).sum(axis=0)
-    return np.square(weights.sum(axis=0)) / np.where(squares > 0, squares, 1.0)
 
 
 def conclude(

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from goal.errors import ConfigurationError
-from goal.evaluation.off_policy.decisions import Floats, Integers, LoggedDecisions
+from goal.evaluation.off_policy.decisions import Floats, Integers, LoggedDecisions, kish
 from goal.evaluation.off_policy.estimate import (
     MINIMUM_EFFECTIVE_SIZE,
     OffPolicyEstimates,
     check_settings,
     conclude,
-    kish,
 )
 
 RIDGE = 1.0

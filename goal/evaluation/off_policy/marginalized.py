@@ -6,14 +6,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from goal.errors import ConfigurationError
-from goal.evaluation.off_policy.decisions import Floats, Integers, LoggedDecisions
+from goal.evaluation.off_policy.decisions import Floats, Integers, LoggedDecisions, kish
 from goal.evaluation.off_policy.estimate import (
     MINIMUM_EFFECTIVE_SIZE,
     MOST_UNSUPPORTED,
     OffPolicyEstimates,
     check_settings,
     conclude,
-    kish,
 )
 
 FEW = 10

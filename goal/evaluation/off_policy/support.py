@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from goal.evaluation.off_policy.decisions import Floats, LoggedDecisions
+from goal.evaluation.off_policy.decisions import Floats, LoggedDecisions, kish
 
 FEW = 10
 LARGE_RATIO = 100.0
@@ -53,8 +53,7 @@ def support(decisions: LoggedDecisions) -> Support:
     sums = np.bincount(np.asarray(decisions.users), weights=ratios - mean)
     error = float(np.sqrt(np.square(sums).sum()) / len(ratios))
     unsupported = max(never, 1 - mean - 3 * error, 0.0)
-    squares = float(np.square(ratios).sum())
-    size = float(ratios.sum() ** 2 / squares) if squares > 0 else 0.0
+    size = float(kish(ratios))
     warnings = []
     if never > WARN:
         warnings.append(f"{never:.1%} of what the target would pay was never paid in the log.")

@@ -16,7 +16,7 @@ import pytest
 from scipy.optimize import isotonic_regression
 
 from goal.constraint import calibrate, candidates
-from goal.constraint._ratio import pool_increasing, ratio_bounds
+from goal.constraint.bounds import pool_increasing, ratio_bounds
 from goal.errors import ConfigurationError
 
 CANDIDATES = candidates(4.0, step=0.5)
