@@ -293,7 +293,7 @@ class Run(RunFolder):
         policy, settings = self.policy("policy"), self.config.constraint
         parameters = self.data.parameters
         if parameters is None:
-            evaluate, baseline = results.estimated_per_user(self, policy)
+            evaluate, baseline = results.estimated_per_user(self.reward, policy, self.data)
         else:
             seed = seed_of(self.config.seed, Stream.CALIBRATION)
             evaluate, baseline = results.simulated_per_user(policy, parameters, users=settings.users, seed=seed)

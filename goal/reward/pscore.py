@@ -43,10 +43,8 @@ class AmountTower(nn.Module):
 
     def representation(self, states: torch.Tensor, amounts: torch.Tensor) -> torch.Tensor:
         """States `(..., S)` and amounts `(..., G)` to `(..., G, hidden)`."""
-        # Most of the time of a table goes into fetching memory for these.
-        in_place = not torch.is_grad_enabled()
-        mixed = self.from_state(states)[..., None, :] + self.from_amount(self.amount(amounts))
-        return silu(self.hidden(silu(mixed, inplace=in_place)), inplace=in_place)
+        mixed = silu(self.from_state(states)[..., None, :] + self.from_amount(self.amount(amounts)))
+        return silu(self.hidden(mixed))
 
 
 class ResponseTower(AmountTower):

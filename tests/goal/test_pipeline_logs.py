@@ -67,8 +67,8 @@ def test_paying_as_the_log_did_is_estimated_to_bring_what_it_brought(
     run.run("reward")
     windows = run.data.windows(run.data.splits.calibration, 1)
     rows = windows.rows
-    monkeypatch.setattr("goal.results.allocate", lambda *_: run.data.log.incentives[rows])
-    evaluate, never = results.estimated_per_user(run, run.policy("pretrained"))
+    monkeypatch.setattr("goal.results.estimates.allocate", lambda *_: run.data.log.incentives[rows])
+    evaluate, never = results.estimated_per_user(run.reward, run.policy("pretrained"), run.data)
     revenue, cost = evaluate(1.0)
     users, index = np.unique(run.data.log.user_index[rows], return_inverse=True)
     scale = len(rows) / len(users)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import json
 from collections.abc import Callable
@@ -111,9 +110,8 @@ def test_calibration_from_the_log_alone_holds_in_the_simulator(learn: Callable[.
     policy = Policy.from_pretrained(run.folder / "policy").eval()
     log = simulate(world, users=300, seed=99)
     nothing = np.zeros(0, dtype=np.int64)
-    alone = copy.copy(run)
-    alone.data = Data(log, Splits(nothing, np.arange(log.events), nothing), None, 0)
-    evaluate, baseline = estimated_per_user(alone, policy)
+    alone = Data(log, Splits(nothing, np.arange(log.events), nothing), None, 0)
+    evaluate, baseline = estimated_per_user(run.reward, policy, alone)
     found = calibrate(evaluate, run.multipliers, roi_target=target, baseline=baseline, refine=0.05)
     assert found.feasible
     true = rollout(policy, world, found.multiplier, users=3000, seed=5)
