@@ -205,14 +205,14 @@ class RewardConfig:
     value_dimension: int = 128
     """Width of the value networks."""
     pscore: LoopConfig = LoopConfig(steps=1200, batch_size=2048, learning_rate=4e-3)
-    value: LoopConfig = LoopConfig(steps=2500, batch_size=1024, learning_rate=2e-3, warmup_steps=100)
+    value: LoopConfig = LoopConfig(steps=1500, batch_size=1024, learning_rate=2e-3, warmup_steps=100)
     ensemble: int = 2
     """Value networks trained side by side on the same log, where the past is used; the least of their utilities
     counts."""
     counterfactual: float = 0.5
     """Share of decisions whose value is learned at another amount than the logged one, with the outcome that the
     P-Score expects of it and what both do to the next features (`AmountEffects`)."""
-    travel: float = 25.0
+    travel: float = 20.0
     """Steps of an episode that value travels back over the training of the value networks: their targets follow at
     travel / steps. What is believed of a user errs in ways that last, and a policy that looks further ahead finds more
     errors than reasons (docs/decisions.md)."""

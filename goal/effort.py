@@ -52,7 +52,7 @@ def effort(level: Literal["default", "thorough"], *, simulated: bool = True) -> 
         reward=replace(
             reward,
             pscore=replace(reward.pscore, batch_size=2 * reward.pscore.batch_size),
-            value=longer(reward.value, 3),
+            value=longer(reward.value, 5),
         ),
         scpo=replace(scpo, loop=longer(scpo.loop, 3)),
     )

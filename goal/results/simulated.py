@@ -30,7 +30,7 @@ from goal.simulator.oracle import best_revenue
 if TYPE_CHECKING:
     from goal.pipeline import Run
 
-FEW_USERS = 500
+FEW_USERS = 250
 """Users, at most, on which what takes long is set side by side: frontiers, and the policy against its own value."""
 
 
