@@ -28,6 +28,7 @@ from goal.constraint import calibrate, candidates, threshold
 from goal.data import Data, Stream, load_data, seed_of
 from goal.errors import ConfigurationError
 from goal.files import write_atomically
+from goal.log import thinned
 from goal.model import Policy
 from goal.reward import RewardModel
 from goal.run_folder import STAGES, RunFolder
@@ -254,7 +255,7 @@ class Run(RunFolder):
     def _candidates(self, reward: RewardModel) -> tuple[float, ...]:
         """Candidate multipliers up to Proposition 1's threshold over a sample of training states."""
         rows = self.data.splits.training
-        windows = self.data.windows(rows[:: max(1, -(-len(rows) // MOST_STATES))], reward.window)
+        windows = self.data.windows(thinned(rows, MOST_STATES), reward.window)
         history = windows.batch(np.arange(len(windows))).to(self.device)
         revenue, cost = reward.immediate(reward.pscore.state.pending(history))
         # A cost tower need not be monotone; the threshold asks for ascending costs.

@@ -11,8 +11,6 @@ import torch
 from goal.log import InteractionLog, Windows
 from goal.model import Policy
 
-BATCH = 2048
-
 
 def amount_accuracy(
     policy: Policy, log: InteractionLog, *, training: np.ndarray, held_out: np.ndarray, multipliers: tuple[float, ...]
@@ -65,7 +63,7 @@ def _samples(policy: Policy, windows: Windows, multipliers: tuple[float, ...], *
     device = policy.token_weights.device
     generator = torch.Generator(device=device).manual_seed(0)
     drawn = []
-    for indices in np.array_split(np.arange(len(windows)), max(1, -(-len(windows) // BATCH))):
+    for indices in windows.parts():
         history = windows.batch(indices).to(device)
         logged = windows.targets(indices).multiplier
         multiplier = (

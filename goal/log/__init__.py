@@ -6,7 +6,7 @@ from goal.log.reading import read, write
 from goal.log.scaling import FeatureScaling
 from goal.log.schema import Objective, Schema
 from goal.log.splits import Splits, split_by_time, split_by_user
-from goal.log.windows import Successors, Targets, Windows
+from goal.log.windows import Successors, Targets, Windows, thinned
 
 __all__ = [
     "FeatureScaling",
@@ -21,5 +21,6 @@ __all__ = [
     "read",
     "split_by_time",
     "split_by_user",
+    "thinned",
     "write",
 ]

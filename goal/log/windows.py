@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -51,6 +52,15 @@ class Successors:
     terminal: np.ndarray
 
 
+AT_ONCE = 2048
+"""Windows that are read at once where all of them are."""
+
+
+def thinned(rows: np.ndarray, most: int) -> np.ndarray:
+    """Return every so many of rows `(n,)`, evenly, so that no more than ``most`` are left."""
+    return rows[:: max(1, -(-len(rows) // most))]
+
+
 class Windows:
     """Lazy windows of ``length`` events, each ending at a pending event of the log.
 
@@ -83,6 +93,10 @@ class Windows:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def parts(self) -> Sequence[np.ndarray]:
+        """Indices of all windows in about equal parts, in order; a single empty one where there is no window."""
+        return np.array_split(np.arange(len(self)), max(1, -(-len(self) // AT_ONCE)))
 
     def batch(self, indices: np.ndarray | torch.Tensor) -> History:
         """Gather windows.

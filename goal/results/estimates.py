@@ -16,7 +16,6 @@ from goal.log import Windows
 from goal.model import Policy
 from goal.reward import RewardModel
 
-BATCH = 2048
 PerUser = tuple[np.ndarray, np.ndarray]
 """Revenue and cost of each user, per interaction."""
 
@@ -26,7 +25,7 @@ def allocate(policy: Policy, windows: Windows, multiplier: float) -> np.ndarray:
     """Amounts `(n,)` that the policy pays at each window."""
     device = policy.token_weights.device
     amounts = []
-    for indices in np.array_split(np.arange(len(windows)), max(1, -(-len(windows) // BATCH))):
+    for indices in windows.parts():
         history = windows.batch(indices).to(device)
         amounts.append(policy.allocate(history, torch.full((len(history),), multiplier, device=device)).cpu())
     return torch.cat(amounts).numpy()
@@ -36,7 +35,7 @@ def allocate(policy: Policy, windows: Windows, multiplier: float) -> np.ndarray:
 def predict(reward: RewardModel, windows: Windows, amounts: np.ndarray) -> PerUser:
     """Revenue and cost `(n,)` that the reward model expects at each window for the amounts `(n,)`."""
     revenue, cost = [], []
-    for indices in np.array_split(np.arange(len(windows)), max(1, -(-len(windows) // BATCH))):
+    for indices in windows.parts():
         history = windows.batch(indices).to(reward.grid.device)
         paid = torch.from_numpy(amounts[indices]).to(reward.grid.device, torch.float32)[:, None]
         expected = reward.immediate(reward.pscore.state.pending(history), paid)

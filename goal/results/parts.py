@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from goal.evaluation import expert_usage
+from goal.log import thinned
 from goal.model import Policy
 from goal.results.estimates import predict
 
@@ -42,7 +43,7 @@ def headline_of(run: Run, row: dict[str, Any], calibration: dict[str, Any], inte
 def experts(run: Run, policy: Policy, multipliers: list[float]) -> dict[str, Any]:
     """Routing probabilities at the first token on a sample of training states."""
     rows = run.data.splits.training
-    windows = run.data.windows(rows[:: max(1, len(rows) // 1024)], policy.config.window)
+    windows = run.data.windows(thinned(rows, 1024), policy.config.window)
     history = windows.batch(np.arange(len(windows))).to(run.device)
     usage = [
         policy.expert_usage(history, torch.full((len(history),), multiplier, device=run.device))
@@ -59,7 +60,7 @@ def reward_calibration(run: Run, *, bins: int = 10) -> list[dict[str, Any]]:
     """Predicted against observed means by decile of the prediction, on calibration rows where there are any."""
     data = run.data
     rows = data.splits.calibration if len(data.splits.calibration) else data.splits.training
-    rows = rows[:: max(1, len(rows) // 20_000)]
+    rows = thinned(rows, 20_000)
     windows = data.windows(rows, run.reward.window)
     predicted, _ = predict(run.reward, windows, data.log.incentives[rows])
     observed = data.log.revenue[rows]

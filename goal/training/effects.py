@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from goal.log import InteractionLog
+from goal.log import InteractionLog, thinned
 
 MOST_ROWS = 200_000
 """Decisions that the regression reads, at most."""
@@ -35,7 +35,7 @@ class AmountEffects:
     def __init__(self, log: InteractionLog, rows: np.ndarray, next_rows: np.ndarray, grid: np.ndarray) -> None:
         self.log, self.rows, self.next_rows, self.grid = log, rows, next_rows, grid
         followed = np.flatnonzero(next_rows >= 0)
-        sample = followed[:: max(1, -(-len(followed) // MOST_ROWS))]
+        sample = thinned(followed, MOST_ROWS)
         present, following = log.numeric[rows[sample]], log.numeric[next_rows[sample]].astype(np.float64)
         amounts = log.incentives[rows[sample]]
         brought = log.outcomes[rows[sample]]

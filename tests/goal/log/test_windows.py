@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from goal.errors import ConfigurationError
-from goal.log import InteractionLog, Windows
+from goal.log import InteractionLog, Windows, thinned
 
 from .logs import logs, make_log
 
@@ -95,3 +95,17 @@ def test_batch_takes_tensors_and_never_aliases_the_log() -> None:
 def test_refuses(rows: list[float], length: float, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         Windows(make_log(), np.array(rows), length=length)  # type: ignore[arg-type]
+
+
+def test_parts_hold_every_window_once_in_order() -> None:
+    log = make_log(130)
+    for rows, count in ((np.arange(5000) % log.events, 3), (np.arange(0), 1)):
+        parts = Windows(log, rows, length=2).parts()
+        assert len(parts) == count and max(len(part) for part in parts) <= 2048
+        assert np.array_equal(np.concatenate(parts), np.arange(len(rows)))
+
+
+@pytest.mark.parametrize(("count", "most", "left"), [(7, 7, 7), (8, 7, 4), (2047, 1024, 1024), (0, 5, 0)])
+def test_thinned_rows_are_even_and_no_more_than_said(count: int, most: int, left: int) -> None:
+    rows = thinned(np.arange(100, 100 + count), most)
+    assert len(rows) == left and len(set(np.diff(rows))) <= 1
