@@ -16,7 +16,8 @@ import torch
 
 from goal.errors import ConfigurationError, LogError
 from goal.files import write_atomically
-from goal.vocabulary import FitStatistics, in_chunks, measure, parquet_amounts
+from goal.log.amounts import parquet_amounts
+from goal.vocabulary import FitStatistics, in_chunks, measure
 from goal_kernels.vocabulary import VocabularyAccumulator, build_vocabulary, decode, encode
 
 PAD, SOS, EOS = 0, 1, 2

@@ -1,16 +1,13 @@
-"""What a vocabulary does to the amounts it was built from, and amounts read from Parquet a row group at a time."""
+"""What a vocabulary does to the amounts it was built from."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from goal.errors import ConfigurationError, LogError
+from goal.errors import ConfigurationError
 from goal_kernels.vocabulary import decode, encode
 
 CHUNK = 1 << 20
@@ -96,44 +93,3 @@ def in_chunks(amounts: np.ndarray) -> Iterator[np.ndarray]:
     """Views of a large array, so that working on it needs little memory."""
     for begin in range(0, len(amounts), CHUNK):
         yield amounts[begin : begin + CHUNK]
-
-
-def parquet_amounts(path: str | Path, column: str) -> Iterator[np.ndarray]:
-    """The amounts in ``column`` of a Parquet file, or of all ``*.parquet`` below a folder, one row group at a time.
-
-    Whole numbers come as int64, float32 as float32, other floats and decimals as float64.
-
-    Raises:
-        LogError: no file, no such column, a column that is not a number, or a missing value.
-    """
-    root = Path(path)
-    files = sorted(root.rglob("*.parquet")) if root.is_dir() else [root]
-    if not files or not files[0].exists():
-        raise LogError(f"no Parquet file at {root}: pass a file, or a folder that holds *.parquet")
-    for file in files:
-        try:
-            with pq.ParquetFile(file) as table:
-                if column not in table.schema_arrow.names:
-                    raise LogError(f"{file} has no column {column!r}, it has {', '.join(table.schema_arrow.names)}")
-                for group in range(table.num_row_groups):
-                    values = table.read_row_group(group, columns=[column]).column(0)
-                    yield _to_amounts(values, f"column {column!r} in row group {group} of {file}")
-        except pa.ArrowInvalid as error:
-            raise LogError(f"cannot read {file} as Parquet: {error}") from error
-
-
-def _to_amounts(values: pa.ChunkedArray, where: str) -> np.ndarray:
-    if values.null_count:
-        raise LogError(f"{where} has {values.null_count} missing values: fill them with 0 or drop their rows")
-    kind = values.type
-    if pa.types.is_integer(kind):
-        values = values.cast(pa.int64())
-    elif pa.types.is_decimal(kind):
-        # Arrow multiplies by a rounded power of ten, and so misses the nearest double that "0.29" reads as.
-        scale = 10.0**kind.scale
-        return np.rint(values.cast(pa.float64()).to_numpy() * scale) / scale
-    elif pa.types.is_float16(kind):
-        values = values.cast(pa.float64())
-    elif not pa.types.is_floating(kind):
-        raise LogError(f"{where} has type {kind}, expected numbers")
-    return values.to_numpy()

@@ -85,10 +85,17 @@ def numbers(name: str, column: pa.Array, place: Place) -> np.ndarray:
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         values = _to_float(column.cast(pa.float64(), safe=False))
         if pa.types.is_decimal(kind):
-            # Arrow multiplies by a rounded power of ten, and so misses the nearest double that "0.29" reads as.
-            return np.rint(values * 10.0**kind.scale) / 10.0**kind.scale
+            return nearest_decimals(values, kind.scale)
         return shortest(values) if kind.bit_width < 64 and pa.types.is_floating(kind) else values
     raise LogError(f"column {name!r}, {place.row(0)}: has the type {kind}; expected numbers, so convert the column")
+
+
+def nearest_decimals(values: np.ndarray, scale: int) -> np.ndarray:
+    """Decimals `(n,)` of ``scale`` places that Arrow made float64, as the nearest doubles, which "0.29" reads as.
+
+    Arrow multiplies by a rounded power of ten and so misses some of them.
+    """
+    return np.rint(values * 10.0**scale) / 10.0**scale
 
 
 def shortest(values: np.ndarray) -> np.ndarray:

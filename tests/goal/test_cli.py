@@ -55,7 +55,10 @@ def test_a_vocabulary_is_built_from_a_folder_of_parquet(tmp_path: Path, capsys: 
     ("arguments", "message"),
     [
         (["vocabulary", "--column", "coins"], "--amounts FILE and --column NAME belong together"),
-        (["vocabulary", "--amounts", "nowhere.parquet", "--column", "coins"], "no Parquet file at nowhere.parquet"),
+        (
+            ["vocabulary", "--amounts", "nowhere.parquet", "--column", "coins"],
+            "nowhere.parquet: no such file",
+        ),
         (["run", "--environment", "paradise"], "paradise"),
         (["run", "--log", "nowhere.parquet"], "expected --log and --schema together, or neither"),
         (["run", "--log", "nowhere.parquet", "--schema", "nowhere.toml"], "nowhere.toml: cannot read the schema"),

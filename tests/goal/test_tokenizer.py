@@ -237,10 +237,13 @@ def test_fit_parquet_measures_every_amount_where_it_is_not_exact(tmp_path, monke
 
 
 def test_fit_parquet_refuses(tmp_path):
-    with pytest.raises(LogError, match="no Parquet file"):
+    with pytest.raises(LogError, match="the folder holds no file named"):
         IncentiveTokenizer.fit_parquet(tmp_path, "paid")
-    with pytest.raises(LogError, match="no Parquet file"):
+    with pytest.raises(LogError, match=r"absent\.parquet: no such file or folder"):
         IncentiveTokenizer.fit_parquet(tmp_path / "absent.parquet", "paid")
+    (tmp_path / "log.csv").write_text("paid\n1\n")
+    with pytest.raises(LogError, match=r"log\.csv: amounts are read from Parquet alone"):
+        IncentiveTokenizer.fit_parquet(tmp_path / "log.csv", "paid")
     file = tmp_path / "log.parquet"
     write(file, np.array([1.0, 2.0]))
     with pytest.raises(LogError, match="no column 'amount', it has paid, other"):
