@@ -89,6 +89,27 @@ class ReportCommand(StageCommand):
 
 
 @dataclass(frozen=True)
+class AllocateCommand:
+    """Write what the policy of a run pays at the last event of every user of a log (Parquet).
+
+    That event is the pending one: its features count, what it says of amount and outcomes is not looked at (0 will do).
+    """
+
+    out: Path
+    """Folder of the run."""
+    log: Path
+    """Parquet file or folder, or CSV, with each user's events up to the pending one."""
+    amounts: Path
+    """The Parquet file to write, with the ending .parquet or .pq."""
+    schema: Path | None = None
+    """TOML file that names the roles of the log's columns; by default that of the run's own log."""
+    multiplier: float | None = None
+    """Multiplier to pay under; by default the calibrated one."""
+    debug: bool = False
+    """Show the traceback of an error."""
+
+
+@dataclass(frozen=True)
 class SimulateCommand:
     """Write a log of simulated users (Parquet) with the schema that reads it (TOML)."""
 
@@ -114,6 +135,7 @@ COMMANDS: dict[str, type] = {
     "calibrate": CalibrateCommand,
     "evaluate": EvaluateCommand,
     "report": ReportCommand,
+    "allocate": AllocateCommand,
 }
 STAGE_OF: dict[type, str] = {
     PretrainCommand: "pretraining",
@@ -151,11 +173,7 @@ def _parse(arguments: list[str]) -> Any:
 
 def _execute(command: Any) -> None:
     if isinstance(command, SimulateCommand):
-        if command.out.suffix not in (".parquet", ".pq"):
-            raise ConfigurationError(
-                f"--out {command.out}: expected a name that ends in .parquet or .pq, such as "
-                f"{command.out.with_suffix('.parquet')}; the schema goes beside it"
-            )
+        _require_parquet("--out", command.out)
         schema = command.out.with_suffix(".toml")
         if schema.resolve() == Path(command.environment).resolve():
             raise ConfigurationError(
@@ -187,10 +205,25 @@ def _execute(command: Any) -> None:
             _print_summary(run.run(), run.folder)
         return
     run = Run.open(command.out, **show)
+    if isinstance(command, AllocateCommand):
+        from goal.allocation import allocate_log, write_amounts
+
+        _require_parquet("--amounts", command.amounts)
+        table = allocate_log(run, command.log, schema=command.schema, multiplier=command.multiplier)
+        write_amounts(table, command.amounts)
+        print(f"amounts of {len(table)} users under multiplier {table['multiplier'][0]} in {command.amounts}")
+        return
     # Training goes on or is left alone; what only measures is done again when asked for by name.
     run.run_stage(
         STAGE_OF[type(command)], again=isinstance(command, (CalibrateCommand, EvaluateCommand, ReportCommand))
     )
+
+
+def _require_parquet(option: str, path: Path) -> None:
+    if path.suffix not in (".parquet", ".pq"):
+        raise ConfigurationError(
+            f"{option} {path}: expected a name that ends in .parquet or .pq, such as {path.with_suffix('.parquet')}"
+        )
 
 
 def _goes_on(command: Any) -> bool:
