@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import torch
 
 from goal.evaluation import metrics
-from goal.evaluation.rollout import Rollout, rollout_many
+from goal.evaluation.rollout import Rollout, expected_revenue, rollout_many
+from goal.evaluation.sweep import Sweep
 from goal.log import History
 from goal.reward import RewardModel, RewardTable
 from goal.simulator import Parameters
@@ -63,37 +63,51 @@ class ValueGreedy:
 
 
 def ledger(
-    reward: RewardModel,
-    parameters: Parameters,
-    rows: Sequence[dict[str, Any]],
-    *,
-    window: int | None,
-    users: int,
-    seed: int,
+    reward: RewardModel, parameters: Parameters, swept: Sweep, *, window: int | None, seed: int
 ) -> list[dict[str, float | None]]:
     """Roll the greedy policy of the learned value out and set it beside the policy and the oracle.
 
     Args:
         reward: a trained reward model.
         parameters: the environment.
-        rows: of a `sweep` of the policy over candidate multipliers, with its oracle.
+        swept: of the policy over candidate multipliers, with its oracle; its users are met again.
         window: events that the greedy policy sees; None: the whole past.
-        users: how many users; those of the sweep, so that luck is shared.
-        seed: of the users, likewise.
+        seed: of the users, as of `swept`.
 
     Returns:
         One row a multiplier: `expected_value`, what the reward model promises new users over an episode, discounted,
         and `realised_value`, what its greedy policy brought them, both in money an episode; `greedy_value` and
-        `policy_value`, money per interaction without discount, and `oracle_value`; and of the gain over the best
-        constant amount, `greedy_share` and `policy_share`: what they differ by is what SCPO and generation add or lose
-        (None where little is to be gained).
+        `policy_value`, what was paid brings in expectation, money per interaction without discount, and `oracle_value`;
+        and of the gain over the best constant amount, `greedy_share` and `policy_share`: what they differ by is what
+        SCPO and generation add or lose (None where little is to be gained).
 
     Raises:
         ConfigurationError: as `rollout_many`.
     """
     greedy = ValueGreedy(reward, window=window)
-    made = rollout_many(greedy, parameters, [row["multiplier"] for row in rows], users=users, seed=seed)
-    return [_entry(row, rollout, greedy) for row, rollout in zip(rows, made, strict=True)]
+    multipliers, users = [made.multiplier for made in swept.rollouts], len(swept.rollouts[0].revenue)
+    rollouts = rollout_many(greedy, parameters, multipliers, users=users, seed=seed)
+    entries = []
+    for row, paid, made in zip(swept.rows, swept.rollouts, rollouts, strict=True):
+        expected, realised = _promise(made, greedy)
+        values = [_expected_value(each, parameters, seed=seed) for each in (made, paid)]
+        oracle, reference = row["oracle_value"], row["reference_value"]
+        shares: list[float | None] = [None, None]
+        if oracle is not None and reference is not None and metrics.is_gain_large(oracle=oracle, reference=reference):
+            shares = [metrics.share_of_gain(value, oracle=oracle, reference=reference) for value in values]
+        entries.append(
+            {
+                "multiplier": made.multiplier,
+                "expected_value": expected,
+                "realised_value": realised,
+                "greedy_value": values[0],
+                "policy_value": values[1],
+                "oracle_value": oracle,
+                "greedy_share": shares[0],
+                "policy_share": shares[1],
+            }
+        )
+    return entries
 
 
 def promises(
@@ -140,19 +154,6 @@ def _promise(made: Rollout, greedy: ValueGreedy) -> tuple[float, float]:
     return greedy.expected[float(np.float32(made.multiplier))], realised
 
 
-def _entry(row: dict[str, Any], made: Rollout, greedy: ValueGreedy) -> dict[str, float | None]:
-    value, shares = float((made.revenue - made.multiplier * made.cost).mean()), (None, None)
-    expected, realised = _promise(made, greedy)
-    bounds = {"oracle": row["oracle_value"], "reference": row["reference_value"]}
-    if row["share_of_gain"] is not None and metrics.is_gain_large(**bounds):
-        shares = metrics.share_of_gain(value, **bounds), row["share_of_gain"]
-    return {
-        "multiplier": made.multiplier,
-        "expected_value": expected,
-        "realised_value": realised,
-        "greedy_value": value,
-        "policy_value": row["value"],
-        "oracle_value": row["oracle_value"],
-        "greedy_share": shares[0],
-        "policy_share": shares[1],
-    }
+def _expected_value(made: Rollout, parameters: Parameters, *, seed: int) -> float:
+    """Value per interaction of what was paid, without the luck of what came in."""
+    return float(expected_revenue(made, parameters, seed=seed).mean()) - made.multiplier * float(made.cost.mean())

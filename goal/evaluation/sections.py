@@ -270,8 +270,8 @@ def _diagnostics(artefacts: Mapping[str, Any]) -> Section:
                 ),
                 "Where value is lost. Promised is what the learned value expects of new users over an episode, "
                 "discounted; brought is what paying its favourite amounts, greedily, brought them. Then value per "
-                "interaction: what the greedy amounts miss of the oracle is lost in what was learned of the future, "
-                "what the policy misses of the greedy ones in SCPO and generation.",
+                "interaction that the amounts bring in expectation: what the greedy ones miss of the oracle is lost in "
+                "what was learned of the future, what the policy misses of the greedy ones in SCPO and generation.",
             )
         )
     return Section("reward", "The reward model", "SCPO can be no better than the rewards it is given.", blocks)

@@ -92,7 +92,7 @@ def evaluate_simulated(run: Run, policy: Policy, parameters: Parameters) -> dict
         "experts": experts(run, policy, multipliers),
         "diagnostics": {
             "reward_calibration": reward_calibration(run),
-            "ledger": ledger(run.reward, parameters, compared.rows, window=seen, **few),
+            "ledger": ledger(run.reward, parameters, compared, window=seen, seed=seed),
             "planned": run.reward.planned is not None,
             "promises": promises(
                 run.values_in_the_making(),
