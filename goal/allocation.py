@@ -2,67 +2,80 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 
-from goal.data import schema_of
 from goal.errors import ConfigurationError
 from goal.files import write_atomically
 from goal.log import Schema, Windows, read
-from goal.pipeline import Run
+from goal.model import Policy
 from goal.results.estimates import allocate
+from goal.run_folder import POLICY_SCHEMA
+from goal.serialization import read_json
 
 
 def allocate_log(
-    run: Run, log: str | Path, *, schema: str | Path | None = None, multiplier: float | None = None
+    folder: str | Path, log: str | Path, *, multiplier: float, schema: str | Path | None = None
 ) -> pa.Table:
-    """Return what the policy pays each user of a log at the user's last event.
+    """Return what the policy of a run pays each user of a log at the user's last event.
 
     That event is the pending one: its features count, its amount and its outcomes are not looked at (0 will do).
+    Nothing of the run but its policy is needed, wherever the folder lies now.
 
     Args:
-        run: whose policy is asked; calibrated, unless a multiplier is given.
+        folder: of the run.
         log: Parquet file or folder, or CSV, with the events of each user up to the pending one.
-        schema: TOML file that names the roles of its columns; None: that of the run's own log.
-        multiplier: at least 0; None: the calibrated one.
+        multiplier: at least 0; see `calibrated_multiplier`.
+        schema: TOML file that names the roles of its columns; None: that of the run's own log. Costs, propensities and
+            logged multipliers are not read.
 
     Returns:
         One row a user under the schema's names: user, time (as `InteractionLog.time` counts it) and incentive, the
-        amount; and `multiplier`.
+        amount.
 
     Raises:
-        ConfigurationError: a stage that is needed has not ended, the log has other features than the policy was made
-            for, or the multiplier cannot work.
+        ConfigurationError: the run has no policy yet, the log has other features than the policy was made for, or the
+            multiplier cannot work.
         SchemaError, LogError: schema or log cannot be read.
     """
-    run.need("scpo")
-    if multiplier is None:
-        run.need("calibration")
-        multiplier = float(run.read("calibration.json")["multiplier"])
-    if not (np.isfinite(multiplier) and multiplier >= 0):
+    folder = Path(folder) / "policy"
+    if not 0 <= multiplier <= torch.finfo(torch.float32).max:
         raise ConfigurationError(f"multiplier={multiplier}: expected a finite number of at least 0")
-    policy = run.policy("policy")
-    learned = schema_of(run.config)
+    policy = Policy.from_pretrained(folder).to("cuda" if torch.cuda.is_available() else "cpu").eval()
+    learned = Schema.load(folder / POLICY_SCHEMA)
     roles = learned if schema is None else Schema.load(schema)
     for name in ("numeric", "categorical", "objectives"):
         known, given = getattr(learned, name), getattr(roles, name)
         if known != given:
             raise ConfigurationError(f"schema: {name} is {list(given)}; the policy learned from {list(known)}")
+    roles = dataclasses.replace(roles, cost=None, propensity=None, multiplier=None)
     events = read(log, roles, categories=policy.config.categories)
     last = events.offsets[1:] - 1
     amounts = allocate(policy, Windows(events, last, length=policy.config.window), multiplier)
-    return pa.table(
-        {
-            roles.user: pa.array(events.user_ids),
-            roles.time: events.time[last],
-            roles.incentive: amounts,
-            "multiplier": np.full(len(last), multiplier),
-        }
-    )
+    columns = {roles.user: pa.array(events.user_ids), roles.time: events.time[last], roles.incentive: amounts}
+    return pa.table(columns)
+
+
+def calibrated_multiplier(folder: str | Path) -> tuple[float, str]:
+    """Return the multiplier that calibration found for a run, and a warning, empty where it meets the target.
+
+    Raises:
+        ConfigurationError: the run is not calibrated, or its calibration.json is broken.
+    """
+    path = Path(folder) / "calibration.json"
+    if not path.is_file():
+        raise ConfigurationError(f"{path}: not found; calibrate the run with `goal calibrate`, or give a multiplier")
+    remedy = "calibrate the run again with `goal calibrate`"
+    found = read_json(path, remedy=remedy)
+    multiplier, message = found.get("multiplier"), found.get("message")
+    if not isinstance(multiplier, (int, float)) or not isinstance(message, str):
+        raise ConfigurationError(f"{path}: no calibration of this version; {remedy}")
+    return float(multiplier), "" if found.get("feasible") else message
 
 
 def write_amounts(table: pa.Table, path: Path) -> None:

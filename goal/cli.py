@@ -188,6 +188,9 @@ def _execute(command: Any) -> None:
         log.schema.save(schema)
         print(f"{log.events} events of {log.users} users in {command.out}, schema in {schema}")
         return
+    if isinstance(command, AllocateCommand):
+        _allocate(command)
+        return
     if isinstance(command, VocabularyCommand) and (command.amounts is not None or command.column is not None):
         _build_vocabulary(command)
         return
@@ -205,14 +208,6 @@ def _execute(command: Any) -> None:
             _print_summary(run.run(), run.folder)
         return
     run = Run.open(command.out, **show)
-    if isinstance(command, AllocateCommand):
-        from goal.allocation import allocate_log, write_amounts
-
-        _require_parquet("--amounts", command.amounts)
-        table = allocate_log(run, command.log, schema=command.schema, multiplier=command.multiplier)
-        write_amounts(table, command.amounts)
-        print(f"amounts of {len(table)} users under multiplier {table['multiplier'][0]} in {command.amounts}")
-        return
     # Training goes on or is left alone; what only measures is done again when asked for by name.
     run.run_stage(
         STAGE_OF[type(command)], again=isinstance(command, (CalibrateCommand, EvaluateCommand, ReportCommand))
@@ -224,6 +219,8 @@ def _require_parquet(option: str, path: Path) -> None:
         raise ConfigurationError(
             f"{option} {path}: expected a name that ends in .parquet or .pq, such as {path.with_suffix('.parquet')}"
         )
+    if path.is_dir():
+        raise ConfigurationError(f"{option} {path}: is a folder; expected the name of a file")
 
 
 def _goes_on(command: Any) -> bool:
@@ -231,6 +228,24 @@ def _goes_on(command: Any) -> bool:
     if isinstance(command, VocabularyCommand):
         return command.amounts is None
     return isinstance(command, (RunCommand, PretrainCommand, RewardCommand, ScpoCommand))
+
+
+def _allocate(command: AllocateCommand) -> None:
+    from goal.allocation import allocate_log, calibrated_multiplier, write_amounts
+
+    _require_parquet("--amounts", command.amounts)
+    if command.log.resolve() in (command.amounts.resolve(), *command.amounts.resolve().parents):
+        raise ConfigurationError(
+            f"--amounts {command.amounts}: is the log, or would be read as a part of it; give it another place"
+        )
+    multiplier = command.multiplier
+    if multiplier is None:
+        multiplier, warning = calibrated_multiplier(command.out)
+        if warning:
+            print(f"goal: {warning}", file=sys.stderr)
+    table = allocate_log(command.out, command.log, multiplier=multiplier, schema=command.schema)
+    write_amounts(table, command.amounts)
+    print(f"amounts of {len(table)} users under multiplier {multiplier:g} in {command.amounts}")
 
 
 def _build_vocabulary(command: VocabularyCommand) -> None:
@@ -241,6 +256,8 @@ def _build_vocabulary(command: VocabularyCommand) -> None:
     settings = command.config.vocabulary
     tokenizer = IncentiveTokenizer.fit_parquet(command.amounts, command.column, **dataclasses.asdict(settings))
     folder = command.out or DEFAULT_FOLDER / command.amounts.stem
+    if (folder / "config.json").is_file():
+        raise ConfigurationError(f"{folder}: holds a run, whose vocabulary would be replaced; choose another --out")
     tokenizer.save(folder)
     print(f"{tokenizer.statistics} (in {folder})")
 

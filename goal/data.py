@@ -14,7 +14,7 @@ from goal.errors import ConfigurationError
 from goal.log import FeatureScaling, InteractionLog, Schema, Splits, Windows, read, split_by_time
 from goal.reward.bins import Bins
 from goal.reward.pscore import COST, REVENUE
-from goal.simulator import Parameters, load, log_schema, simulate
+from goal.simulator import Parameters, load, simulate
 
 MOST_LISTED_AMOUNTS = 64
 """A log with no more distinct amounts than this names the amounts that may be paid."""
@@ -127,17 +127,6 @@ class Data:
         return Windows(self.log, rows, length=length)
 
 
-def schema_of(config: RunConfig) -> Schema:
-    """Return the schema of the log that a run learns from.
-
-    Raises:
-        ConfigurationError, SchemaError: environment or schema cannot be read.
-    """
-    if config.schema is not None:
-        return Schema.load(config.schema)
-    return log_schema(load(config.environment or "calibrated"))
-
-
 def load_data(config: RunConfig) -> Data:
     """Simulate or read the log of a run.
 
@@ -146,7 +135,8 @@ def load_data(config: RunConfig) -> Data:
     """
     cap = math.inf if config.maximum_amount is None else config.maximum_amount
     if config.log is not None:
-        log = read(config.log, schema_of(config))
+        assert config.schema is not None
+        log = read(config.log, Schema.load(config.schema))
         splits = split_by_time(log)
         users = len(np.unique(log.user_index[splits.calibration]))
         if users < 2:

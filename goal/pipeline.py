@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from goal import results
@@ -31,7 +32,7 @@ from goal.files import write_atomically
 from goal.log import thinned
 from goal.model import Policy
 from goal.reward import RewardModel
-from goal.run_folder import STAGES, RunFolder
+from goal.run_folder import POLICY_SCHEMA, STAGES, RunFolder
 from goal.serialization import from_dict, read_json, to_dict
 from goal.shapes import build_reward, policy_config
 from goal.tokenizer import IncentiveTokenizer
@@ -141,9 +142,9 @@ class Run(RunFolder):
         path = self.folder / "reward" / "model.safetensors"
         try:
             reward.load_state_dict(load_file(path))
-        except RuntimeError as error:
+        except (RuntimeError, SafetensorError) as error:
             raise ConfigurationError(
-                f"{path}: written by another version of the package; start the run in another folder"
+                f"{path}: broken, or written by another version of the package; start the run in another folder"
             ) from error
         return reward.requires_grad_(False).eval()
 
@@ -288,6 +289,7 @@ class Run(RunFolder):
         stage = Scpo(policy, self.reward, states, self.config.scpo, transitions=transitions)
         self._train(stage, loop, Stream.SCPO)
         policy.save_pretrained(self.folder / "policy")
+        self.data.schema.save(self.folder / "policy" / POLICY_SCHEMA)
 
     def calibration(self) -> None:
         """The multiplier that meets the target on users of its own (Algorithm 2)."""
@@ -326,7 +328,7 @@ class Run(RunFolder):
         """Run every stage up to ``until`` whose result is not there yet; return the summary, if it has come to that."""
         for name in STAGES[: STAGES.index(until) + 1]:
             self.run_stage(name)
-        return self.read("summary.json") if (self.folder / "summary.json").is_file() else {}
+        return self.read("summary.json") if "report" in self.seconds else {}
 
     def run_stage(self, name: str, *, again: bool = False) -> None:
         """Run one stage unless its result is there; ``again`` runs it anyway, and what came after it counts no more."""

@@ -13,6 +13,8 @@ from goal.log.sources import find_files
 from goal.serialization import dumps, read_json
 from goal.simulator import PRESETS
 
+POLICY_SCHEMA = "schema.toml"
+"""In the folder of the policy: the schema of the log that it learned from."""
 STAGES = ("vocabulary", "pretraining", "reward", "scpo", "calibration", "evaluation", "report")
 
 
@@ -79,7 +81,8 @@ class RunFolder:
     def _discard_training(self) -> None:
         """Remove what training under other settings or on another log left before any stage ended."""
         for path in (*(self.folder / "checkpoints").glob("*.checkpoint"), self.folder / "metrics.jsonl"):
-            path.unlink(missing_ok=True)
+            if path.is_file():
+                path.unlink()
 
     def forget(self, name: str) -> None:
         """Let the result of a stage and of those after it count no more."""

@@ -216,7 +216,7 @@ def _tiles(headline: Mapping[str, Any], currency: str) -> list[Tile]:
 
 def _interval(headline: Mapping[str, Any], name: str, digits: int | None = None) -> str:
     bounds = headline.get(f"{name}_interval")
-    if not bounds:
+    if not bounds or None in bounds:
         return ""
     low, high = (show(bound, digits) for bound in bounds)
     confidence = headline.get("confidence")

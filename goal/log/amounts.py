@@ -35,7 +35,7 @@ def parquet_amounts(path: str | Path, column: str) -> Iterator[np.ndarray]:
                 for group in range(table.num_row_groups):
                     values = table.read_row_group(group, columns=[column]).column(0)
                     yield _to_amounts(values, f"column {column!r} in row group {group} of {file}")
-        except pa.ArrowInvalid as error:
+        except (pa.ArrowException, OSError) as error:
             raise LogError(f"cannot read {file} as Parquet: {error}") from error
 
 

@@ -36,7 +36,7 @@ def write_report(run: Run) -> None:
     evaluation = run.read("evaluation.json")
     headline = evaluation["headline"]
     wall_seconds = round(sum(run.seconds.values()), 1)
-    source = f"log {run.config.log}" if run.config.log else f"environment {run.config.environment}"
+    source = f"log {run.config.log}" if run.config.log else f"environment {run.config.environment or 'calibrated'}"
     fields = ("multiplier", "rev", "cost", "roi", "rvr", "value", "oracle_value", "reference_value")
     summary = {
         **{name: headline[name] for name in ("roi_target", "multiplier", "rev", "cost", "roi", "rvr")},

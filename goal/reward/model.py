@@ -16,11 +16,22 @@ from goal.reward.pscore import COST, PScore
 from goal.reward.value import LongHorizonValue
 
 
-class RewardTable(NamedTuple):
-    """R and C at every amount of the grid, each `(S, G, n)`, in money."""
+class Reward(NamedTuple):
+    """R and C of amounts, each `(S, n, m)`, in money."""
 
     reward: torch.Tensor
     cost: torch.Tensor
+
+
+class RewardTable(NamedTuple):
+    """R and C at every amount of the grid, in money."""
+
+    reward: torch.Tensor
+    """`(S, G, n)`."""
+    cost: torch.Tensor
+    """`(S, G, n)`."""
+    unit_cost: torch.Tensor
+    """`(S, 1, 1)` present cost of a unit of incentive, at the largest amount of the grid."""
 
 
 class RewardModel(nn.Module):
@@ -126,6 +137,7 @@ class RewardModel(nn.Module):
         reward = revenue
         if self.fusion_weight:
             reward = reward + self.fusion_weight * self.pscore.fused(states, self.grid)
+        unit_cost = cost[:, -1:, None] / self.grid[-1]
         shape = (*revenue.shape, len(self.multipliers))
         reward, cost = reward[..., None].expand(shape), cost[..., None].expand(shape)
         if self.looks_ahead:
@@ -133,23 +145,22 @@ class RewardModel(nn.Module):
             # Utility-to-go is revenue-to-go - multiplier * cost-to-go, so their sum below is revenue-to-go.
             reward = reward + self.discount * (utility + self.multipliers * later_cost)
             cost = cost + self.discount * later_cost
-        return RewardTable(reward, cost)
+        return RewardTable(reward, cost, unit_cost)
 
-    def at(self, table: RewardTable, amounts: torch.Tensor) -> RewardTable:
+    def at(self, table: RewardTable, amounts: torch.Tensor) -> Reward:
         """Read a table at amounts `(S, n, m)`, linearly between the grid's; each result is `(S, n, m)`.
 
-        An amount beyond the grid, of which the log says little, brings what the grid's last one brings and costs as
-        much more as it is larger.
+        An amount beyond the grid, of which the log says little, brings what the grid's last one brings, and each unit
+        more costs what a unit of that one does.
         """
         amounts = amounts.to(self.grid.dtype)
         right = torch.searchsorted(self.grid, amounts.contiguous()).clamp(1, len(self.grid) - 1)
         low, high = self.grid[right - 1], self.grid[right]
         share = ((amounts - low) / (high - low)).clamp(0, 1)
         values = []
-        for entries in table:
+        for entries in (table.reward, table.cost):
             by_multiplier = entries.transpose(1, 2)
             left_value, right_value = by_multiplier.gather(2, right - 1), by_multiplier.gather(2, right)
             values.append(torch.lerp(left_value, right_value, share))
         reward, cost = values
-        rate = cost / self.grid[-1] if self.cost_rate is None else self.cost_rate
-        return RewardTable(reward, cost + rate * (amounts - self.grid[-1]).clamp(min=0))
+        return Reward(reward, cost + table.unit_cost * (amounts - self.grid[-1]).clamp(min=0))

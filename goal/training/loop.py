@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -247,7 +248,12 @@ class Loop:
         if path is None or not path.is_file():
             torch.manual_seed(self.seed)
             return 0, 0.0
-        state = torch.load(path, weights_only=True, map_location="cpu")
+        try:
+            state = torch.load(path, weights_only=True, map_location="cpu")
+        except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+            raise ConfigurationError(f"{path}: broken; delete it, and the stage starts again") from error
+        if not isinstance(state, dict) or not {"config", "seed", "module", "optimiser"} <= state.keys():
+            raise ConfigurationError(f"{path}: not a checkpoint; delete it, and the stage starts again")
         if state["config"] != repr(self.config) or state["seed"] != self.seed:
             raise ConfigurationError(
                 f"{path}: written by other settings ({state['config']}, seed {state['seed']}); delete it or choose "

@@ -99,8 +99,10 @@ class PScoreStage:
         users = np.unique(log.user_index[self.segments.windows.rows], return_inverse=True)[1]
         every = min(HELD_OUT, (int(users[-1]) + 1) // FEWEST)
         is_held_out = users % every == every - 1 if every > 1 else np.zeros(len(users), dtype=np.bool_)
-        self.learned, self.held_out = (torch.from_numpy(np.flatnonzero(part)) for part in (~is_held_out, is_held_out))
-        self._held_out_users = torch.from_numpy(users[is_held_out] // max(every, 1))
+        has_past = log.locate(self.segments.windows.rows)[1] > 0
+        tells = is_held_out & has_past
+        self.learned, self.held_out = (torch.from_numpy(np.flatnonzero(part)) for part in (~is_held_out, tells))
+        self._held_out_users = torch.from_numpy(np.unique(users[tells], return_inverse=True)[1])
         """Of each kept-back stretch, counted from 0 on."""
         self.per_batch = max(1, round(config.pscore.batch_size * len(self.segments) / len(rows)))
 
@@ -133,11 +135,12 @@ class PScoreStage:
         """Leave the past out unless the kept-back users speak for it.
 
         Returns:
-            How many standard errors the past lowers their loss by; NaN where no users were kept back.
+            How many standard errors the past lowers their loss by; NaN where too few users
+            with a past were kept back.
         """
         evidence = math.nan
-        if len(self.held_out):
-            users = int(self._held_out_users[-1]) + 1
+        users = int(self._held_out_users.max()) + 1 if len(self.held_out) else 0
+        if users >= FEWEST:
             # Users differ and decisions of one are alike: only whole users tell how sure a mean is.
             group = self._held_out_users * min(GROUPS, users) // users
             gain = torch.stack([self._gain(self.held_out[group == each]) for each in range(int(group[-1]) + 1)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -45,7 +46,6 @@ def test_every_user_gets_what_the_policy_pays_at_the_last_event(
     table = allocated(folder, "--log", str(folder / "log.parquet"))
     multiplier = json.loads((folder / "run" / "calibration.json").read_text())["multiplier"]
     assert "amounts of 9 users" in capsys.readouterr().out
-    assert table.column("multiplier").to_pylist() == [multiplier] * 9
     policy = Policy.from_pretrained(folder / "run" / "policy").eval()
     log = read(folder / "log.parquet", Schema.load(folder / "log.toml"))
     last = log.offsets[1:] - 1
@@ -61,10 +61,12 @@ def test_what_the_last_event_says_of_amount_and_outcome_is_not_looked_at(folder:
     last = log.offsets[1:] - 1
     revenue, incentives = log.revenue.copy(), log.incentives.copy()
     revenue[last], incentives[last] = 1e6, 0.0
-    write(dataclasses.replace(log, revenue=revenue, incentives=incentives), folder / "pending.parquet")
-    given = ("--schema", str(folder / "log.toml"), "--multiplier", "0.5")
+    without = dataclasses.replace(log.schema, propensity=None)  # which no pending event has
+    pending = dataclasses.replace(log, schema=without, revenue=revenue, incentives=incentives, propensity=None)
+    write(pending, folder / "pending.parquet")
+    given = ("--multiplier", "0.5")
     tables = [allocated(folder, "--log", str(folder / name), *given) for name in ("log.parquet", "pending.parquet")]
-    assert tables[0].equals(tables[1]) and tables[0].column("multiplier").to_pylist() == [0.5] * 9
+    assert tables[0].equals(tables[1])
 
 
 def test_mistakes_are_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,10 +79,41 @@ def test_mistakes_are_named(folder: Path, tmp_path: Path, capsys: pytest.Capture
         ([*out, *log, "--multiplier", "-1"], "multiplier=-1.0: expected a finite number of at least 0"),
         ([*out, "--log", "nowhere.parquet"], "nowhere.parquet: no such file"),
         (["--out", str(folder / "run"), *log, "--amounts", str(tmp_path / "amounts.csv")], "ends in .parquet or .pq"),
-        (["--out", str(tmp_path), *log, "--amounts", str(tmp_path / "amounts.parquet")], "config.json: not found"),
+        ([*out, *log, "--multiplier", "1e39"], "multiplier=1e+39: expected a finite number"),
+        (
+            ["--out", str(folder / "run"), *log, "--amounts", str(folder / "log.parquet")],
+            "is the log, or would be read",
+        ),
+        ([*out[:3], str(folder / "new.parquet"), "--log", str(folder)], "would be read as a part of it"),
+        (["--out", str(tmp_path), *log, "--amounts", str(tmp_path / "amounts.parquet")], "calibration.json: not found"),
+        (
+            ["--out", str(tmp_path), *log, "--amounts", str(tmp_path / "amounts.parquet"), "--multiplier", "1"],
+            "policy",
+        ),
     ):
         with pytest.raises(SystemExit) as stop:
             main(["allocate", *arguments])
         assert stop.value.code == 2
         assert message in capsys.readouterr().err
     assert list(tmp_path.glob("amounts*")) == []
+
+
+def test_an_infeasible_calibration_is_said_and_one_column_may_be_called_multiplier(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    moved = tmp_path / "elsewhere"
+    shutil.copytree(folder / "run" / "policy", moved / "policy")
+    found = json.loads((folder / "run" / "calibration.json").read_text())
+    (moved / "calibration.json").write_text(json.dumps({**found, "feasible": False, "message": "No multiplier does."}))
+    log = read(folder / "log.parquet", Schema.load(folder / "log.toml"))
+    roles = dataclasses.replace(log.schema, incentive="multiplier")
+    write(dataclasses.replace(log, schema=roles), tmp_path / "log.parquet")
+    roles.save(tmp_path / "log.toml")
+    given = ["--log", str(tmp_path / "log.parquet"), "--schema", str(tmp_path / "log.toml")]
+    main(["allocate", "--out", str(moved), "--amounts", str(tmp_path / "amounts.parquet"), *given])
+    assert "No multiplier does." in capsys.readouterr().err
+    table, expected = (
+        pq.read_table(tmp_path / "amounts.parquet"),
+        allocated(folder, "--log", str(folder / "log.parquet")),
+    )
+    assert table.column("multiplier").to_pylist() == expected.column("incentive").to_pylist()

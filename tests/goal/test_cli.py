@@ -37,6 +37,16 @@ def test_simulate_writes_a_log_and_its_schema(tmp_path: Path, capsys: pytest.Cap
     assert "500 events of 5 users" in capsys.readouterr().out
 
 
+def test_a_vocabulary_does_not_replace_that_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    pq.write_table(pa.table({"coins": [1, 2]}), tmp_path / "coins.parquet")
+    arguments = ["--amounts", str(tmp_path / "coins.parquet"), "--column", "coins", "--out", str(tmp_path)]
+    with pytest.raises(SystemExit):
+        main(["vocabulary", *arguments])
+    assert "holds a run, whose vocabulary would be replaced" in capsys.readouterr().err
+    assert not (tmp_path / "vocabulary.json").exists()
+
+
 def test_a_vocabulary_is_built_from_a_folder_of_parquet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "logs"
     folder.mkdir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import shutil
 import signal
@@ -220,6 +221,28 @@ def test_training_under_other_settings_is_not_gone_on_with(tmp_path: Path) -> No
     environment.write_text('preset = "calibrated"\n[parameters]\neta = 0.03\n')
     Run(dataclasses.replace(config, roi_target=4.0), folder)
     assert not checkpoint.exists()
+
+
+def test_a_checkpoint_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoints" / "pretraining.checkpoint"
+    checkpoint.parent.mkdir()
+    for content in (b"nonsense", _torch_file({"weights": 1})):
+        checkpoint.write_bytes(content)
+        with pytest.raises(ConfigurationError, match=r"pretraining\.checkpoint: (broken|not a checkpoint); delete it"):
+            Run(TINY, tmp_path).run(until="pretraining")
+
+
+def _torch_file(content: object) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return buffer.getvalue()
+
+
+def test_a_summary_of_former_settings_is_not_that_of_a_new_run(finished: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    (folder / "stages.json").unlink()
+    assert Run(dataclasses.replace(TINY, roi_target=2.5), folder).run(until="vocabulary") == {}
 
 
 def test_a_run_does_not_go_on_with_another_version_of_its_sources(tmp_path: Path) -> None:

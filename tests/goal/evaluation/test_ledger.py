@@ -27,7 +27,7 @@ FATIGUE = np.linspace(0, 6, 1201)
 class ExactReward(torch.nn.Module):
     """R and C by backward recursion over a grid of fatigue, read off the features of the pending event."""
 
-    discount, looks_ahead, cost_rate = 0.98, True, 1.0
+    discount, looks_ahead = 0.98, True
     at = RewardModel.at
 
     def __init__(self, parameters: Parameters, *, promise: float = 1.0) -> None:
@@ -53,7 +53,7 @@ class ExactReward(torch.nn.Module):
         place = np.rint(last[:, 0] / (FATIGUE[1] - FATIGUE[0])).astype(int)
         cost = self.grid[None, :, None].expand(len(step), -1, len(MULTIPLIERS))
         utility = torch.from_numpy(self.utility[step, place]).float() * self.promise
-        return RewardTable(utility + self.multipliers * cost, cost)
+        return RewardTable(utility + self.multipliers * cost, cost, torch.ones(len(step), 1, 1))
 
 
 @pytest.fixture(scope="module")

@@ -253,6 +253,15 @@ def test_whole_users_are_kept_back_and_never_more_than_half(users: int, kept: in
     assert np.isnan(evidence) == (kept == 0) and (kept > 0 or not pscore.state.uses_history)
 
 
+def test_users_without_a_past_tell_nothing_of_it(tokenizer) -> None:
+    log = simulate(dataclasses.replace(preset("calibrated"), horizon=1), "uniform", users=300, seed=1)
+    rows, nothing = np.arange(log.events), np.zeros(0, dtype=np.int64)
+    pscore = make_pscore(data := Data(log, Splits(rows, nothing, nothing), None, 0), tokenizer)
+    stage = PScoreStage(pscore, data.log, rows, RewardConfig())
+    assert len(stage.held_out) == 0 and len(stage.learned) == 285
+    assert np.isnan(stage.finish()) and not pscore.state.uses_history
+
+
 def test_evidence_counts_users_and_not_what_was_cut_of_their_log(data: Data, tokenizer) -> None:
     """The gain of a group is the mean over its users' decisions, however many stretches hold them."""
     rows = data.splits.training
@@ -375,6 +384,23 @@ def test_reading_between_the_grid(data: Data, tokenizer) -> None:
     torch.testing.assert_close(read.cost[0, 0], torch.tensor([0.0, 0.5, 2.0, 5.0, 8.0, 18.0]))
     torch.testing.assert_close(read.reward[:, :, 3], 0.5 * (table.reward[:, 1] + table.reward[:, 2]))
     torch.testing.assert_close(read.reward[:, :, 5], table.reward[:, 2])
+
+
+def test_beyond_the_grid_a_learned_cost_goes_on_at_its_present_rate(data: Data, tokenizer) -> None:
+    """What is paid later is in C as well, and is not paid once more for each unit that the grid lacks."""
+    torch.manual_seed(0)
+    config = state_config(tiny_config(data, tokenizer), 16, window=8)
+    pscore = PScore(config, data.scaling, objectives=data.schema.objectives, cost_tower=True, clock=data.clock)
+    value = LongHorizonValue(
+        pscore.state.size, data.scaling, multipliers=(0.0, 1.0), hidden=8, horizon=data.schema.horizon
+    )
+    reward = RewardModel(pscore, [value], grid=torch.tensor([0.0, 2.0]), multipliers=torch.tensor([0.0, 1.0]),
+                         discount=0.9, cost_rate=None, clock=data.clock)  # fmt: skip
+    history = data.windows(data.splits.training, 8).batch(np.arange(3))
+    with torch.no_grad():
+        present = reward.immediate(pscore.state.pending(history))[1][:, 1]
+        read = reward.at(reward.tabulate(history), torch.tensor([2.0, 5.0]).expand(3, 2, 2))
+    torch.testing.assert_close(read.cost[..., 1] - read.cost[..., 0], (1.5 * present)[:, None].expand(3, 2))
 
 
 @pytest.mark.parametrize("discount", [1.0, -0.1])

@@ -28,7 +28,7 @@ MULTIPLIERS = torch.tensor([0.0, 1.0, 4.0])
 class KnownReward(torch.nn.Module):
     """R is concave in the amount: the best one is 8, 6 and 0 under the three multipliers."""
 
-    multipliers, cost_rate = MULTIPLIERS, 1.0
+    multipliers = MULTIPLIERS
     at = RewardModel.at
 
     def __init__(self) -> None:
@@ -38,7 +38,8 @@ class KnownReward(torch.nn.Module):
     def tabulate(self, history: History) -> RewardTable:
         reward = -0.25 * (self.grid - 8).square()
         shape = (len(history), 11, 3)
-        return RewardTable(reward[None, :, None].expand(shape), self.grid[None, :, None].expand(shape))
+        cost = self.grid[None, :, None].expand(shape)
+        return RewardTable(reward[None, :, None].expand(shape), cost, torch.ones(len(history), 1, 1))
 
 
 def make(policy: Policy, data: Data, **changes: object) -> Scpo:
@@ -200,7 +201,7 @@ def test_states_where_most_is_lost_are_drawn_first(policy: Policy, data: Data) -
         def tabulate(self, history: History) -> RewardTable:
             table = super().tabulate(history)
             fatigue = history.numeric[torch.arange(len(history)), history.lengths - 1, 0]
-            return RewardTable(table.reward * (fatigue < 1.5)[:, None, None], 0 * table.cost)
+            return RewardTable(table.reward * (fatigue < 1.5)[:, None, None], 0 * table.cost, 0 * table.unit_cost)
 
     stage.reward = ByFatigue()  # pyright: ignore[reportAttributeAccessIssue]
     drawn = [stage.draw(generator)[0] for _ in range(6)]
