@@ -9,6 +9,8 @@ import torch
 from goal import IncentiveTokenizer, Policy, PolicyConfig
 from goal.data import Data
 from goal.log import Splits
+from goal.reward import PScore
+from goal.reward.state import state_config
 from goal.simulator import preset, simulate
 
 
@@ -45,3 +47,9 @@ def tiny_config(data: Data, tokenizer: IncentiveTokenizer, **changes: object) ->
 def policy(data: Data, tokenizer: IncentiveTokenizer) -> Policy:
     torch.manual_seed(0)
     return Policy(tiny_config(data, tokenizer), data.scaling)
+
+
+def make_pscore(data: Data, tokenizer) -> PScore:
+    torch.manual_seed(0)
+    config = state_config(tiny_config(data, tokenizer), 16, window=32)
+    return PScore(config, data.scaling, objectives=data.schema.objectives, clock=data.clock)
