@@ -15,8 +15,7 @@ from goal.files import write_atomically
 from goal.log import Schema, Windows, read
 from goal.model import Policy
 from goal.results.estimates import allocate
-from goal.run_folder import POLICY_SCHEMA
-from goal.serialization import read_json
+from goal.run_folder import POLICY_SCHEMA, read_calibration
 
 
 def allocate_log(
@@ -67,15 +66,8 @@ def calibrated_multiplier(folder: str | Path) -> tuple[float, str]:
     Raises:
         ConfigurationError: the run is not calibrated, or its calibration.json is broken.
     """
-    path = Path(folder) / "calibration.json"
-    if not path.is_file():
-        raise ConfigurationError(f"{path}: not found; calibrate the run with `goal calibrate`, or give a multiplier")
-    remedy = "calibrate the run again with `goal calibrate`"
-    found = read_json(path, remedy=remedy)
-    multiplier, message = found.get("multiplier"), found.get("message")
-    if not isinstance(multiplier, (int, float)) or not isinstance(message, str):
-        raise ConfigurationError(f"{path}: no calibration of this version; {remedy}")
-    return float(multiplier), "" if found.get("feasible") else message
+    found = read_calibration(Path(folder))
+    return float(found["multiplier"]), "" if found["feasible"] else found["message"]
 
 
 def write_amounts(table: pa.Table, path: Path) -> None:

@@ -138,7 +138,7 @@ class Run(RunFolder):
     def reward(self) -> RewardModel:
         """The reward model that the reward stage trained."""
         self.need("reward")
-        reward = self._untrained_reward(self.multipliers, planned=not self.read("reward/config.json")["uses_history"])
+        reward = self._untrained_reward(self.multipliers, planned=not self._found["uses_history"])
         path = self.folder / "reward" / "model.safetensors"
         try:
             reward.load_state_dict(load_file(path))
@@ -149,9 +149,14 @@ class Run(RunFolder):
         return reward.requires_grad_(False).eval()
 
     @property
+    def _found(self) -> dict[str, Any]:
+        """What the reward stage found beside weights."""
+        return self.read("reward/config.json", multipliers=list, uses_history=bool)
+
+    @property
     def multipliers(self) -> tuple[float, ...]:
         """The candidate set: up to Proposition 1's threshold, as the reward stage found it."""
-        return tuple(float(value) for value in self.read("reward/config.json")["multipliers"])
+        return tuple(float(value) for value in self._found["multipliers"])
 
     # ---- the stages
 

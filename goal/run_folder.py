@@ -15,6 +15,10 @@ from goal.simulator import PRESETS
 
 POLICY_SCHEMA = "schema.toml"
 """In the folder of the policy: the schema of the log that it learned from."""
+CALIBRATION_FIELDS: dict[str, type[Any]] = {
+    "multiplier": float, "feasible": bool, "message": str, "roi_kind": str, "roi_target": float, "intervals": dict,
+    "evaluations": list,
+}  # fmt: skip
 STAGES = ("vocabulary", "pretraining", "reward", "scpo", "calibration", "evaluation", "report")
 
 
@@ -95,15 +99,15 @@ class RunFolder:
         """Seconds of each stage that has ended."""
         return self.read("stages.json") if (self.folder / "stages.json").is_file() else {}
 
-    def read(self, name: str) -> dict[str, Any]:
+    def read(self, name: str, **fields: type[Any]) -> dict[str, Any]:
         """Return a JSON file of the folder.
 
         Raises:
-            ConfigurationError: it is absent or broken.
+            ConfigurationError: it is absent or broken, or one of the ``fields`` is missing or of another type.
         """
         # Without stages.json no stage counts as ended, so each writes its files again.
         remedy = f"delete {self.folder / 'stages.json'} and start the run again with the same settings"
-        return read_json(self.folder / name, remedy=remedy)
+        return read_json(self.folder / name, remedy=remedy, fields=fields)
 
     def write(self, name: str, content: Any) -> None:
         """Write a JSON file of the folder."""
@@ -113,6 +117,16 @@ class RunFolder:
         """Raise ConfigurationError unless a stage has ended."""
         if stage not in self.seconds:
             raise ConfigurationError(f"{self.folder}: the stage {stage!r} has not ended there; run it first")
+
+
+def read_calibration(folder: Path) -> dict[str, Any]:
+    """Return what `Calibration.to_dict` said of a run's calibration.
+
+    Raises:
+        ConfigurationError: the run is not calibrated, or its calibration.json is broken.
+    """
+    remedy = f"calibrate the run with `goal calibrate --out {folder}`"
+    return read_json(folder / "calibration.json", remedy=remedy, fields=CALIBRATION_FIELDS)
 
 
 def _files_of(source: Path) -> list[Path]:

@@ -91,8 +91,13 @@ def _as(hint: Any, value: Any) -> Any:
     raise TypeError
 
 
-def read_json(path: Path, *, remedy: str) -> dict[str, Any]:
+def read_json(path: Path, *, remedy: str, fields: Mapping[str, type[Any]] | None = None) -> dict[str, Any]:
     """Read a JSON object.
+
+    Args:
+        path: of the file.
+        remedy: what to do where it cannot be used, for the message.
+        fields: that it must have, and their types, as those of a config's fields.
 
     Raises:
         ConfigurationError: the file is absent, is broken or holds something else; the message names it and the
@@ -106,6 +111,13 @@ def read_json(path: Path, *, remedy: str) -> dict[str, Any]:
         raise ConfigurationError(f"{path}: not JSON: {error}; {remedy}") from error
     if not isinstance(values, dict):
         raise ConfigurationError(f"{path}: holds a {type(values).__name__}; expected a JSON object; {remedy}")
+    for name, hint in (fields or {}).items():
+        try:
+            _as(hint, values.get(name))
+        except TypeError as error:
+            raise ConfigurationError(
+                f"{path}: {name}={values.get(name)!r}; expected a {hint.__name__}; {remedy}"
+            ) from error
     return values
 
 

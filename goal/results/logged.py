@@ -13,6 +13,7 @@ from goal.evaluation.off_policy import log_evidence
 from goal.model import Policy
 from goal.results.estimates import allocate, predict, unexplained
 from goal.results.parts import experts, headline_of, reward_calibration, sweep_multipliers
+from goal.run_folder import read_calibration
 
 if TYPE_CHECKING:
     from goal.pipeline import Run
@@ -32,7 +33,7 @@ def evaluate_log(run: Run, policy: Policy) -> dict[str, Any]:
         "window": settings.window(interactions),
         "stride": settings.stride(interactions),
     }
-    calibration = run.read("calibration.json")
+    calibration = read_calibration(run.folder)
     beyond = unexplained(run.reward, windows)
     never, rows = predict(run.reward, windows, np.zeros(len(windows)))[0] + beyond, []
     for multiplier in [*sweep_multipliers(run), calibration["multiplier"]]:

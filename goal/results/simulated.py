@@ -24,6 +24,7 @@ from goal.evaluation import (
 from goal.model import Policy
 from goal.results.estimates import PerUser
 from goal.results.parts import experts, headline_of, reward_calibration, sweep_multipliers
+from goal.run_folder import read_calibration
 from goal.simulator import Parameters
 from goal.simulator.oracle import best_revenue
 
@@ -57,7 +58,7 @@ def evaluate_simulated(run: Run, policy: Policy, parameters: Parameters) -> dict
         "window": settings.window(interactions), "stride": settings.stride(interactions),
     }  # fmt: skip
     swept = sweep(policy, parameters, multipliers, **common)
-    calibration = run.read("calibration.json")
+    calibration = read_calibration(run.folder)
     chosen = sweep(policy, parameters, [calibration["multiplier"]], **common, oracle=False)
     row = chosen.rows[0]
     # The bound is on the average ROI, and holds where all users are alike.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from goal.evaluation import report
 from goal.files import write_atomically
+from goal.run_folder import read_calibration
 from goal.serialization import to_dict
 from goal.training.metrics import explain
 
@@ -33,7 +34,7 @@ def _metric_help(lines: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
 
 def write_report(run: Run) -> None:
     """Write summary.json, plots/*.png and report.html from what the earlier stages left."""
-    evaluation = run.read("evaluation.json")
+    evaluation = run.read("evaluation.json", headline=dict, sweep=list)
     headline = evaluation["headline"]
     wall_seconds = round(sum(run.seconds.values()), 1)
     source = f"log {run.config.log}" if run.config.log else f"environment {run.config.environment or 'calibrated'}"
@@ -62,7 +63,7 @@ def write_report(run: Run) -> None:
             "incentive_unit": schema.incentive_unit,
         },
         "settings": {**to_dict(run.config), "found_on_the_log": run.read("reward/config.json")},
-        "calibration": run.read("calibration.json"),
+        "calibration": read_calibration(run.folder),
         "metrics": (lines := run.metrics.read()),
         "metric_help": _metric_help(lines),
         "tokenizer": {

@@ -356,6 +356,23 @@ def test_a_broken_folder_is_named(tmp_path: Path) -> None:
         Run.open(tmp_path).read("evaluation.json")
 
 
+def test_a_result_that_somebody_edited_is_named(finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    for name, field, value, stage, remedy in (
+        ("calibration.json", "multiplier", "2", "evaluation", "goal calibrate"),
+        ("calibration.json", "evaluations", None, "report", "goal calibrate"),
+        ("calibration.json", "feasible", 1, "evaluation", "goal calibrate"),
+        ("evaluation.json", "sweep", {}, "report", "delete"),
+        ("reward/config.json", "multipliers", 3, "calibration", "delete"),
+    ):
+        whole = (tmp_path / name).read_text()
+        (tmp_path / name).write_text(json.dumps({**json.loads(whole), field: value}))
+        with pytest.raises(ConfigurationError, match=rf"{name}: {field}={value!r}; expected a .*; .*{remedy}"):
+            Run.open(tmp_path).run_stage(stage, again=True)
+        (tmp_path / name).write_text(whole)
+        (tmp_path / "stages.json").write_bytes((finished / "stages.json").read_bytes())
+
+
 def test_settings_that_cannot_work_are_named() -> None:
     with pytest.raises(ConfigurationError, match=r"confidence=2\.0: expected None or in \(0\.5, 1\)"):
         ConstraintConfig(confidence=2.0)
