@@ -34,7 +34,8 @@ from goal.evaluation.canvas import (
 MULTIPLIER_LABEL = "multiplier λ"
 # A curve of more points is averaged in blocks of steps: it looks the same and the page stays small.
 MOST_POINTS = 120
-MOST_METRICS = 8
+MOST_METRICS = 12
+PALEST = 0.15
 
 
 def over_multiplier(
@@ -173,18 +174,22 @@ def experts(data: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def training(lines: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Figure:
-    """Small multiples of one stage's metrics over its steps."""
+def training(lines: Sequence[Mapping[str, Any]], panels: Mapping[str, Sequence[str]]) -> Figure:
+    """Small multiples of one stage's metrics over its steps; `panels` is of `metric_panels`, or a part of it.
+
+    Curves of one panel go from pale, the first, to full colour.
+    """
     columns = 4
-    rows = math.ceil(len(names) / columns)
+    rows = math.ceil(len(panels) / columns)
     figure, axes = new_figure(WIDE, 1.85 * rows, rows=rows, columns=columns)
-    for axis, name in zip(axes, names, strict=False):
-        steps, values = _series(lines, name)
-        axis.plot(steps, values, color=POLICY, lw=1.3, solid_joinstyle="round")
+    for axis, (name, curves) in zip(axes, panels.items(), strict=False):
+        for place, curve in enumerate(curves, start=1):
+            shade = PALEST + (1 - PALEST) * place / len(curves)
+            axis.plot(*_series(lines, curve), color=POLICY, alpha=shade, lw=1.3, solid_joinstyle="round")
         axis.set_title(name.replace("_", " "), loc="left", color=INK, fontsize=TEXT_SIZE)
         axis.locator_params(nbins=4)
         axis.margins(x=0.02)
-    for axis in axes[len(names) :]:
+    for axis in axes[len(panels) :]:
         axis.remove()
     return figure
 
@@ -260,10 +265,16 @@ def promises(rows: Sequence[Mapping[str, Any]], currency: str, *, steps: str) ->
     return figure
 
 
-def metric_names(lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Names of one stage's metrics that make a curve: numbers at two steps or more, in order of first appearance."""
-    names = dict.fromkeys(name for line in lines for name in line if name not in ("stage", "step"))
-    return [name for name in names if _series(lines, name)[0].size > 1]
+def metric_panels(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Metrics of one stage that make a curve, numbers at two steps or more, by panel in order of first appearance.
+
+    Metrics that differ only after an @, such as `amount@1` and `amount@2`, share a panel.
+    """
+    panels: dict[str, list[str]] = {}
+    for name in dict.fromkeys(name for line in lines for name in line if name not in ("stage", "step")):
+        if _series(lines, name)[0].size > 1:
+            panels.setdefault(name.split("@")[0], []).append(name)
+    return panels
 
 
 def _column(rows: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:

@@ -216,16 +216,16 @@ def _training(artefacts: Mapping[str, Any]) -> Section:
         stages.setdefault(str(line["stage"]), []).append(line)
     blocks: list[Block] = []
     for stage, lines in stages.items():
-        names = plots.metric_names(lines)
-        shown = names[: plots.MOST_METRICS]
+        panels = plots.metric_panels(lines)
+        shown = dict(list(panels.items())[: plots.MOST_METRICS])
         if not shown:
             continue
         name = stage.upper() if stage == "scpo" else stage.capitalize()
         caption = f"{name} over its steps."
         explained = (artefacts.get("metric_help") or {}).get(stage, {})
         caption += "".join(f" {key.replace('_', ' ')}: {explained[key]}." for key in shown if key in explained)
-        if len(names) > len(shown):
-            caption += f" {len(names) - len(shown)} more metrics are in metrics.jsonl."
+        if len(panels) > len(shown):
+            caption += f" {len(panels) - len(shown)} more metrics are in metrics.jsonl."
         blocks.append(Plot(f"training_{_slug(stage)}", plots.training(lines, shown), caption, wide=True))
     return Section("training", "Training", "Each stage's own measures, averaged where there are many steps.", blocks)
 
@@ -237,8 +237,9 @@ def _diagnostics(artefacts: Mapping[str, Any]) -> Section:
             Plot(
                 "reward_calibration",
                 plots.reward_calibration(items),
-                "Events (held-out ones of a real log) in bins of what the reward model predicted, against what was "
-                "observed. On the diagonal the prediction can be taken at its word.",
+                "Events that the reward model did not learn from (of the calibration split, or of other simulated "
+                "users) in bins of what it predicted, against what was observed, by objective. On the diagonal the "
+                "prediction can be taken at its word.",
                 wide=True,
             )
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -176,36 +176,36 @@ def constant_points(parameters: Parameters, *, users: int, seed: int) -> list[di
     return points
 
 
-def amount_distribution(rollouts: Sequence[Rollout], levels: ArrayLike, *, bins: int = 12) -> dict[str, Any]:
+def amount_distribution(paid: Mapping[float, np.ndarray], levels: ArrayLike, *, bins: int = 12) -> dict[str, Any]:
     """How often each amount was paid at each multiplier.
 
     Args:
-        rollouts: One a multiplier.
-        levels: `(n,)`, the environment's amounts, ascending from 0.
+        paid: Amounts by multiplier, of any shape.
+        levels: `(n,)`, the amounts that may be paid, ascending from 0.
         bins: Where there are more levels than this, neighbours are joined into that many bins; paying nothing keeps
             a bin of its own.
 
     Returns:
-        `{"multipliers": (rollouts), "amounts": (bins) labels, "share": (rollouts, bins)}`, rows of which sum to 1.
+        `{"multipliers": (n), "amounts": (bins) labels, "share": (n, bins)}`, rows of which sum to 1.
 
     Raises:
-        ConfigurationError: There is no rollout, or `bins` is below 2.
+        ConfigurationError: There is no multiplier, or `bins` is below 2.
     """
-    if not rollouts:
-        raise ConfigurationError("rollouts is empty: expected at least one")
+    if not paid:
+        raise ConfigurationError("paid is empty: expected the amounts of at least one multiplier")
     if bins < 2:
         raise ConfigurationError(f"bins is {bins}: expected at least 2, one of them for paying nothing")
     levels = np.asarray(levels, dtype=np.float64)
-    groups = [levels[:1], *np.array_split(levels[1:], min(bins, levels.size) - 1)]
+    positive = np.array_split(levels[1:], min(bins, levels.size) - 1) if levels.size > 1 else []
+    groups = [levels[:1], *positive]
     labels = [f"{group[0]:g}" if group.size == 1 else f"{group[0]:g}–{group[-1]:g}" for group in groups]
     lowest = np.array([group[0] for group in groups])
     share = [
-        np.bincount(np.searchsorted(lowest, made.amounts.ravel(), side="right") - 1, minlength=len(groups))
-        / made.amounts.size
-        for made in rollouts
+        np.bincount(np.searchsorted(lowest, amounts.ravel(), side="right") - 1, minlength=len(groups)) / amounts.size
+        for amounts in paid.values()
     ]
     return {
-        "multipliers": [made.multiplier for made in rollouts],
+        "multipliers": list(paid),
         "amounts": labels,
         "share": np.stack(share).tolist(),
     }

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from goal.evaluation import metrics
+from goal.evaluation import amount_distribution, metrics
 from goal.evaluation.held_out import amount_accuracy
 from goal.evaluation.off_policy import log_evidence
+from goal.log import thinned
 from goal.model import Policy
 from goal.results.estimates import allocate, predict, unexplained
 from goal.results.parts import experts, headline_of, reward_calibration, sweep_multipliers
@@ -17,6 +18,10 @@ from goal.run_folder import read_calibration
 
 if TYPE_CHECKING:
     from goal.pipeline import Run
+
+
+CHECKED = 20_000
+"""Events, at most, on which the reward model is held against what came in."""
 
 
 def evaluate_log(run: Run, policy: Policy) -> dict[str, Any]:
@@ -36,8 +41,10 @@ def evaluate_log(run: Run, policy: Policy) -> dict[str, Any]:
     calibration = read_calibration(run.folder)
     beyond = unexplained(run.reward, windows)
     never, rows = predict(run.reward, windows, np.zeros(len(windows)))[0] + beyond, []
-    for multiplier in [*sweep_multipliers(run), calibration["multiplier"]]:
-        expected, expected_cost = predict(run.reward, windows, allocate(policy, windows, multiplier))
+    multipliers, paid = sweep_multipliers(run), {}
+    for multiplier in [*multipliers, float(calibration["multiplier"])]:
+        paid[multiplier] = allocate(policy, windows, multiplier)
+        expected, expected_cost = predict(run.reward, windows, paid[multiplier])
         brought = expected + beyond
         rev, spent = float(brought.mean()), float(expected_cost.mean())
         stream = brought[order], expected_cost[order]
@@ -50,6 +57,8 @@ def evaluate_log(run: Run, policy: Policy) -> dict[str, Any]:
             }
         )  # fmt: skip
     swept, row = rows[:-1], rows[-1]
+    may_be_paid = np.unique(np.concatenate([[0.0], *paid.values()]))
+    kept_back = data.windows(thinned(data.splits.calibration, CHECKED), run.reward.window)
     window_roi = metrics.window_roi(revenue, cost, window=logged["window"], stride=logged["stride"]).tolist()
     window_roi = [value if math.isfinite(value) else None for value in window_roi]  # JSON has no infinity
     return {
@@ -59,7 +68,8 @@ def evaluate_log(run: Run, policy: Policy) -> dict[str, Any]:
             "never_pay_rev": float(never.mean()),
         },
         "sweep": swept,
-        "experts": experts(run, policy, sweep_multipliers(run)),
+        "amounts": amount_distribution({at: paid[at] for at in multipliers}, may_be_paid),
+        "experts": experts(run, policy, multipliers),
         "log": {
             "name": str(config.log),
             "events": log.events,
@@ -76,7 +86,7 @@ def evaluate_log(run: Run, policy: Policy) -> dict[str, Any]:
                         "rvr": metrics.roi_violation_rate(revenue, cost, **logged), "window_roi": window_roi},
             "estimate": [{name: row[name] for name in ("multiplier", "rev", "cost", "roi")} for row in swept],
             "randomised": log.propensity is not None,
-            "off_policy": log_evidence(log, windows.rows, allocate(policy, windows, row["multiplier"])),
+            "off_policy": log_evidence(log, windows.rows, paid[row["multiplier"]]),
         },
-        "diagnostics": {"reward_calibration": reward_calibration(run)},
+        "diagnostics": {"reward_calibration": reward_calibration(run.reward, kept_back)},
     }  # fmt: skip

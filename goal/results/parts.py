@@ -8,9 +8,10 @@ import numpy as np
 import torch
 
 from goal.evaluation import expert_usage
-from goal.log import thinned
+from goal.log import Windows, thinned
 from goal.model import Policy
-from goal.results.estimates import predict
+from goal.reward import RewardModel
+from goal.training.pscore import labels_of
 
 if TYPE_CHECKING:
     from goal.pipeline import Run
@@ -56,20 +57,27 @@ def experts(run: Run, policy: Policy, multipliers: list[float]) -> dict[str, Any
 
 
 @torch.no_grad()
-def reward_calibration(run: Run, *, bins: int = 10) -> list[dict[str, Any]]:
-    """Predicted against observed means by decile of the prediction, on calibration rows where there are any."""
-    data = run.data
-    rows = data.splits.calibration if len(data.splits.calibration) else data.splits.training
-    rows = thinned(rows, 20_000)
-    windows = data.windows(rows, run.reward.window)
-    predicted, _ = predict(run.reward, windows, data.log.incentives[rows])
-    observed = data.log.revenue[rows]
-    groups = np.array_split(np.argsort(predicted, kind="stable"), min(bins, len(rows)))
-    return [
-        {
-            "objective": "revenue",
-            "predicted": [float(predicted[group].mean()) for group in groups],
-            "observed": [float(observed[group].mean()) for group in groups],
-            "count": [len(group) for group in groups],
-        }
-    ]
+def reward_calibration(reward: RewardModel, windows: Windows, *, bins: int = 10) -> list[dict[str, Any]]:
+    """Predicted against observed means by decile of the prediction, of every objective that the P-Score learns."""
+    pscore, log, device = reward.pscore, windows.log, reward.grid.device
+    parts: dict[str, list[torch.Tensor]] = {name: [] for name in pscore.kinds}
+    for indices in windows.parts():
+        states = pscore.state.pending(windows.batch(indices).to(device))
+        paid = torch.from_numpy(log.incentives[windows.rows[indices]]).to(device, torch.float32)[:, None]
+        for name, values in parts.items():
+            values.append(pscore.expected(states, paid, name)[:, 0].cpu())
+    labels = labels_of(log, torch.from_numpy(windows.rows), pscore)
+    rows = []
+    for name, kind in pscore.kinds.items():
+        predicted = torch.cat(parts[name]).double().numpy()
+        observed = (labels[name] > 0 if kind == "binary" else labels[name]).double().numpy()
+        groups = np.array_split(np.argsort(predicted, kind="stable"), min(bins, len(windows)))
+        rows.append(
+            {
+                "objective": name,
+                "predicted": [float(predicted[group].mean()) for group in groups],
+                "observed": [float(observed[group].mean()) for group in groups],
+                "count": [len(group) for group in groups],
+            }
+        )
+    return rows

@@ -21,11 +21,12 @@ from goal.evaluation import (
     rollout,
     sweep,
 )
+from goal.log import Windows
 from goal.model import Policy
 from goal.results.estimates import PerUser
 from goal.results.parts import experts, headline_of, reward_calibration, sweep_multipliers
 from goal.run_folder import read_calibration
-from goal.simulator import Parameters
+from goal.simulator import Parameters, simulate
 from goal.simulator.oracle import best_revenue
 
 if TYPE_CHECKING:
@@ -44,6 +45,12 @@ def simulated_per_user(
         return rollout(policy, parameters, multiplier, users=users, seed=seed).per_user()
 
     return evaluate, rollout(Constant(0.0), parameters, 0.0, users=users, seed=seed).per_user()[0]
+
+
+def _unseen(run: Run, parameters: Parameters, *, users: int, seed: int) -> Windows:
+    """Decisions of users that the reward model has not met, logged as those that it learned from were."""
+    log = simulate(parameters, users=users, seed=seed)
+    return Windows(log, np.arange(log.events), length=run.reward.window)
 
 
 def evaluate_simulated(run: Run, policy: Policy, parameters: Parameters) -> dict[str, Any]:
@@ -89,10 +96,10 @@ def evaluate_simulated(run: Run, policy: Policy, parameters: Parameters) -> dict
             "behaviour": behaviour_points(parameters, **few),
             "constants": constant_points(parameters, **few),
         },
-        "amounts": amount_distribution(swept.rollouts, parameters.levels),
+        "amounts": amount_distribution({made.multiplier: made.amounts for made in swept.rollouts}, parameters.levels),
         "experts": experts(run, policy, multipliers),
         "diagnostics": {
-            "reward_calibration": reward_calibration(run),
+            "reward_calibration": reward_calibration(run.reward, _unseen(run, parameters, **few)),
             "ledger": ledger(run.reward, parameters, compared, window=seen, seed=seed),
             "planned": run.reward.planned is not None,
             "promises": promises(

@@ -24,9 +24,9 @@ def versions() -> dict[str, str]:
 
 
 def _metric_help(lines: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
-    """Sentences of the metrics that occur, by stage and name."""
+    """Sentences of the metrics that occur, by stage and name up to an @."""
     found: dict[str, dict[str, str]] = {}
-    for stage, name in {(line["stage"], name): None for line in lines for name in line}:
+    for stage, name in {(line["stage"], name.split("@")[0]): None for line in lines for name in line}:
         if (sentence := explain(stage, name)) is not None:
             found.setdefault(stage, {})[name] = sentence
     return found
@@ -43,6 +43,7 @@ def write_report(run: Run) -> None:
         **{name: headline[name] for name in ("roi_target", "multiplier", "rev", "cost", "roi", "rvr")},
         "feasible": headline["feasible"],
         "estimate": headline.get("estimate", False),
+        "oracle_rvr": headline.get("oracle_rvr"),
         "sweep": [{name: row[name] for name in fields} for row in evaluation["sweep"]],
         "wall_seconds": wall_seconds,
         "device": str(run.device),

@@ -41,16 +41,15 @@ METRIC_HELP: dict[str, dict[str, str]] = {
         "entropy": "of the policy: a mean over tokens, in the exact rollout of the amounts",
         "ratio_max": "largest probability ratio to the policy that took the candidates",
         "ratio_min": "smallest such ratio",
-        "amount": "mean amount at the multiplier after the @",
+        "amount": "mean amount at each multiplier, the smallest palest",
     },
 }
 """By stage and metric. A further objective's loss is `loss_` and its name."""
 
 
 def explain(stage: str, metric: str) -> str | None:
-    """Return the sentence of a metric, None where there is none."""
+    """Return the sentence of a metric, named up to an @; None where there is none."""
     known = METRIC_HELP.get(stage, {})
-    name = metric.split("@")[0]
-    if stage == "pscore" and name.startswith("loss_"):
-        return known.get(name, f"error of {name.removeprefix('loss_')}")
-    return known.get(name)
+    if stage == "pscore" and metric.startswith("loss_"):
+        return known.get(metric, f"error of {metric.removeprefix('loss_')}")
+    return known.get(metric)

@@ -23,10 +23,11 @@ from goal.config import (
     EvaluationConfig,
     RunConfig,
 )
-from goal.data import Data
+from goal.data import Data, Stream, seed_of
 from goal.errors import ConfigurationError
 from goal.pipeline import STAGES, Run
 from goal.serialization import dumps, from_dict
+from goal.simulator import preset, simulate
 from goal.training.metrics import explain
 
 from .tiny import TINY
@@ -74,9 +75,34 @@ def test_it_leaves_what_the_contract_says(finished: Path) -> None:
         assert set(row) == {"multiplier", "rev", "cost", "roi", "rvr", "value", "oracle_value", "reference_value"}
         assert row["value"] == pytest.approx(row["rev"] - row["multiplier"] * row["cost"])
         assert row["value"] <= row["oracle_value"] + 0.5 and row["reference_value"] <= row["oracle_value"] + 1e-9
+    assert 0 <= summary["oracle_rvr"] <= 1
     assert isinstance(Policy.from_pretrained(finished / "policy"), Policy)
     stages = {line["stage"] for line in map(json.loads, (finished / "metrics.jsonl").read_text().splitlines())}
     assert stages == {"pretraining", "pscore", "value", "scpo"}
+
+
+def test_the_report_shows_how_scpo_went_and_every_objective(finished: Path) -> None:
+    page = (finished / "report.html").read_text()
+    for metric in ("kl", "ratio max", "ratio min", "clip fraction", "entropy", "zero variance share", "amount"):
+        assert f" {metric}: {explain('scpo', metric.replace(' ', '_'))}." in page, metric
+    assert "more metrics are in" not in page
+    checked = json.loads((finished / "evaluation.json").read_text())["diagnostics"]["reward_calibration"]
+    assert [item["objective"] for item in checked] == ["revenue", "engaged"]
+    run = Run.open(finished)
+    met = simulate(preset("calibrated"), users=12, seed=seed_of(run.config.seed, Stream.TEST))
+    for item, outcome in zip(checked, (met.revenue, met.objectives[:, 0]), strict=True):
+        mean = np.average(item["observed"], weights=item["count"])
+        assert sum(item["count"]) == met.events and mean == pytest.approx(outcome.mean(), rel=1e-6)
+        assert item["predicted"] == sorted(item["predicted"])
+
+
+def test_training_does_not_ask_the_simulator(finished: Path, tmp_path: Path) -> None:
+    """The log alone, without the environment that it came from, gives the same policy."""
+    run = Run(TINY, tmp_path)
+    run.data = dataclasses.replace(Run.open(finished).data, parameters=None)
+    run.run(until="scpo")
+    here, there = (load_file(folder / "policy" / "model.safetensors") for folder in (tmp_path, finished))
+    assert all(torch.equal(value, there[name]) for name, value in here.items())
 
 
 def test_a_finished_run_is_not_run_again(finished: Path) -> None:
@@ -303,7 +329,7 @@ def test_no_more_than_the_maximum_amount_is_paid(listed: bool, tmp_path: Path, m
 
 def test_every_metric_is_explained(finished: Path) -> None:
     lines = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
-    names = {(line["stage"], name) for line in lines for name in line if name not in ("stage", "step")}
+    names = {(line["stage"], name.split("@")[0]) for line in lines for name in line if name not in ("stage", "step")}
     assert {stage for stage, _ in names} == {"pretraining", "pscore", "value", "scpo"}
     assert [pair for pair in sorted(names) if explain(*pair) is None] == []
 

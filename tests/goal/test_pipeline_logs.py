@@ -37,6 +37,11 @@ def test_a_real_log(tmp_path: Path) -> None:
     assert summary["estimate"] is True and summary["sweep"][0]["oracle_value"] is None
     page = (tmp_path / "run" / "report.html").read_text()
     assert "estimate" in page and "last amount" in page
+    for printed in (
+        "How the same policy spends at each multiplier.",
+        *("self normalized importance", "marginalized importance", "doubly robust", "fitted q", "effective size"),
+    ):
+        assert printed in page, printed
     assert "reward model's word" in json.loads((tmp_path / "run" / "calibration.json").read_text())["message"]
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from goal.constraint import calibrate
 from goal.errors import ConfigurationError
-from goal.evaluation import canvas, report
-from goal.evaluation.plots import metric_names
+from goal.evaluation import canvas, plots, report
+from goal.evaluation.plots import metric_panels
 from goal.evaluation.tables import Column, decimals, make_table, show, show_percent
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
@@ -251,6 +251,7 @@ def test_sections_without_data_are_left_out(tmp_path):
         ({"roi": math.inf}, "target met", "Nothing is paid."),
         ({"estimate": True}, "estimate by the reward model", "ROI (estimate)"),
         ({"roi_interval": (3.0, 3.2), "confidence": 0.95}, "target met", "predicted 3.00 to 3.20 (90%)"),
+        ({"oracle_rvr": 0.417}, "violation rate", "the oracle's at this ROI 41.7%"),
         ({"best_rev": 13.17}, "share of best revenue", "93.5%"),
         ({"never_pay_rev": 1.423, "incremental_roi": 2.75}, "revenue if never paying", "1.423"),
     ],
@@ -309,7 +310,14 @@ def test_numbers_as_text():
 def test_metrics_that_make_no_curve_are_not_drawn():
     lines = [{"stage": "s", "step": i, "loss": 1.0, "name": "x", "flag": True} for i in range(3)]
     lines.append({"stage": "s", "step": 4, "once": 1.0, "bad": math.nan})
-    assert metric_names(lines) == ["loss"]
+    assert metric_panels(lines) == {"loss": ["loss"]}
+
+
+def test_metrics_of_every_multiplier_share_a_panel():
+    lines = [{"stage": "scpo", "step": i, "amount@0": 1.0, "kl": 0.1, "amount@0.5": 2.0} for i in range(3)]
+    assert metric_panels(lines) == {"amount": ["amount@0", "amount@0.5"], "kl": ["kl"]}
+    figure = plots.training(lines, metric_panels(lines))
+    assert [len(axis.lines) for axis in figure.axes] == [2, 1]
 
 
 def test_drawing_touches_no_global_state():

@@ -110,15 +110,15 @@ def test_the_frontier_falls_in_cost_and_the_behaviours_lie_below_it():
 
 
 def test_amounts_are_counted_in_bins_that_keep_zero_apart():
-    made = [rollout(Constant(amount), CALIBRATED, 0.0, users=3, seed=0) for amount in (0.0, 1.0, 10.0)]
+    made = {amount: rollout(Constant(amount), CALIBRATED, 0.0, users=3, seed=0).amounts for amount in (0.0, 1.0, 10.0)}
     fine = amount_distribution(made, CALIBRATED.levels)
     assert fine["amounts"] == [str(level) for level in range(11)]
     assert np.array_equal(np.argmax(fine["share"], axis=1), [0, 1, 10])
     coarse = amount_distribution(made, CALIBRATED.levels, bins=3)
     assert coarse["amounts"] == ["0", "1–5", "6–10"]
     assert coarse["share"] == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
-    with pytest.raises(ConfigurationError, match="rollouts"):
-        amount_distribution([], CALIBRATED.levels)
+    with pytest.raises(ConfigurationError, match="paid"):
+        amount_distribution({}, CALIBRATED.levels)
     with pytest.raises(ConfigurationError, match="bins"):
         amount_distribution(made, CALIBRATED.levels, bins=1)
 
