@@ -51,14 +51,12 @@ from goal.training import (
 
 THRESHOLD_QUANTILE = 0.99
 """Of Proposition 1's threshold over states; the maximum would hang on the worst estimated state."""
-THRESHOLD_CAP = 1.5
-"""Candidates never pass this many times the ROI target."""
 SNAPSHOTS = 5
 """Points of the value's training at which it is kept, to be compared with what it brings."""
 MOST_STATES = 4096
 """Training states that the threshold is found on, at most."""
-MOST_CANDIDATES = 12
-"""Where the step would give more candidates, it is doubled until it does not."""
+MOST_CANDIDATES = 10
+"""The step is doubled until no more than these reach the ROI target, and the threshold counts as far as they go."""
 
 
 class Run(RunFolder):
@@ -270,14 +268,10 @@ class Run(RunFolder):
         cost += 1e-6 * cost.max().clamp(min=1e-6) * torch.arange(len(order), device=cost.device)
         limit = threshold(revenue[:, order].cpu().numpy(), cost.cpu().numpy(), quantile=THRESHOLD_QUANTILE)
         target, step = self.config.roi_target, self.config.constraint.step
-        found = candidates(target, step=step, threshold=min(limit, THRESHOLD_CAP * target))
-        while len(found) > MOST_CANDIDATES:
+        while (count := len(candidates(target, step=step))) > MOST_CANDIDATES:
             step *= 2
-            self.announce(
-                f"  {len(found)} candidate multipliers are more than {MOST_CANDIDATES}: step {step:g} instead"
-            )
-            found = candidates(target, step=step, threshold=min(limit, THRESHOLD_CAP * target))
-        return found
+            self.announce(f"  {count} candidate multipliers are more than {MOST_CANDIDATES}: step {step:g} instead")
+        return candidates(target, step=step, threshold=min(limit, (MOST_CANDIDATES - 1) * step))
 
     def scpo(self) -> None:
         """Policy optimisation under the reward model."""

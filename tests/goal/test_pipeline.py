@@ -11,6 +11,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -26,6 +28,7 @@ from goal.config import (
 from goal.data import Data, Stream, seed_of
 from goal.errors import ConfigurationError
 from goal.pipeline import STAGES, Run
+from goal.reward import RewardModel
 from goal.serialization import dumps, from_dict
 from goal.simulator import preset, simulate
 from goal.training.metrics import explain
@@ -352,6 +355,30 @@ def test_candidates_are_found_on_no_more_states_than_said(
     )
     run._candidates(run.reward)
     assert rows == [read]
+
+
+class ExactResponse:
+    """What a reward model of `calibrated` is asked for when candidates are looked for, by the environment's formula."""
+
+    window = 1
+    pscore = SimpleNamespace(state=SimpleNamespace(pending=lambda history: history.numeric[:, -1, :1].double()))
+
+    def immediate(self, fatigue: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        amounts = torch.arange(11, dtype=torch.float64)
+        return 30 * torch.sigmoid(-3 + 0.8 * amounts - 1.2 * fatigue), amounts.expand(len(fatigue), -1)
+
+
+@pytest.mark.parametrize(
+    ("target", "step", "top", "second"), [(3.0, 0.5, 4.10, 0.5), (2.0, 0.5, 4.10, 0.5), (3.0, 0.1, 3.6, 0.4)]
+)
+def test_candidates_reach_the_threshold_of_proposition_1(
+    target: float, step: float, top: float, second: float, finished: Path, tmp_path: Path
+) -> None:
+    config = dataclasses.replace(TINY, roi_target=target, constraint=dataclasses.replace(TINY.constraint, step=step))
+    run = Run(config, tmp_path)
+    run.data = Run.open(finished).data
+    found = run._candidates(cast(RewardModel, ExactResponse()))
+    assert found[1] == second and len(found) == 10 and found[-1] == pytest.approx(top, abs=0.005)
 
 
 def test_a_broken_folder_is_named(tmp_path: Path) -> None:
