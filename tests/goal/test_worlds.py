@@ -24,7 +24,7 @@ from goal.config import (
 )
 from goal.constraint import calibrate
 from goal.data import Data
-from goal.evaluation import expected_revenue, rollout, sweep
+from goal.evaluation import expected_revenue, ledger, rollout, sweep
 from goal.log import InteractionLog, Schema, Splits
 from goal.pipeline import Run
 from goal.results import estimated_per_user
@@ -135,6 +135,22 @@ def test_the_papers_world_is_found_to_pay_for_nothing(learn: Callable[..., Run])
         # Half an engagement a step; at multiplier 0 the last steps may be paid for.
         assert row["value"] >= 0.5 - 1e-3, row
         assert row["multiplier"] == 0 or row["cost"] < 0.01, row
+
+
+def test_little_is_lost_between_the_exact_value_and_the_policy(learn: Callable[..., Run]) -> None:
+    """What is planned on what was learned is worth what it promises, its argmax is near the optimum, and so is SCPO."""
+    run = learn(TIRING)
+    policy = Policy.from_pretrained(run.folder / "policy").eval()
+    swept = sweep(policy, TIRING, MULTIPLIERS, users=500, seed=7, roi_target=3.0)
+    for row in ledger(run.reward, TIRING, swept, window=1, seed=7):
+        promised, oracle, greedy, paid = (
+            row[name] for name in ("expected_value", "oracle_value", "greedy_value", "policy_value")
+        )
+        assert promised is not None and greedy is not None and paid is not None and oracle is not None
+        # Errors of expected revenue are the same in money under every multiplier, however little is left of the value.
+        assert promised / TIRING.horizon == pytest.approx(greedy, abs=0.05 * swept.rows[0]["oracle_value"])
+        assert greedy >= 0.95 * oracle
+        assert paid >= 0.95 * greedy
 
 
 def assert_alike(run: Run, other: Run) -> None:

@@ -20,7 +20,7 @@ from goal.simulator import Parameters, preset, simulate
 from goal.training import Loop, Scpo, StateSampler
 
 PARAMETERS = dataclasses.replace(preset("calibrated"), horizon=30)
-MULTIPLIERS = (0.0, 1.0, 2.0)
+MULTIPLIERS = (0.0, 1.0, 2.0, 3.0)
 FATIGUE = np.linspace(0, 6, 1201)
 
 
@@ -102,7 +102,7 @@ def test_the_nearest_candidate_decides() -> None:
     greedy = ValueGreedy(cast(RewardModel, reward), window=1)
     amounts = greedy.allocate(history, torch.tensor([0.0, 0.4, 1.9, 5.0]))
     utility = reward.utility[15, 200]
-    assert amounts.tolist() == [PARAMETERS.levels[utility[:, j].argmax()] for j in (0, 0, 2, 2)]
+    assert amounts.tolist() == [PARAMETERS.levels[utility[:, j].argmax()] for j in (0, 0, 2, 3)]
 
 
 def test_scpo_on_the_exact_value_reaches_the_oracle() -> None:

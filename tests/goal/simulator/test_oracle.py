@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from goal.errors import ConfigurationError
+from goal.evaluation.metrics import incremental_roi
 from goal.simulator import Parameters, UserTypes, VectorEnvironment, draw_users, middle_user, oracle, preset
 
 NEVER_PAY = 30 / (1 + np.exp(3))  # of `calibrated`, and of the middle user of `population`
@@ -74,6 +75,8 @@ def test_calibrated_figures(
         assert best.cost == pytest.approx(cost, abs=1e-9)
     if roi is not None:
         assert best.roi == pytest.approx(roi, abs=5.1e-3)
+    if multiplier == 2.0:
+        assert incremental_roi([best.revenue], [best.cost], baseline=[NEVER_PAY]) == pytest.approx(2.75, abs=5.1e-3)
 
 
 @pytest.mark.parametrize(

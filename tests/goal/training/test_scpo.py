@@ -88,6 +88,86 @@ def test_advantages_do_not_see_currency_or_constants(scale: float, revenue: floa
     torch.testing.assert_close(moved, base, rtol=1e-4, atol=1e-4)
 
 
+@settings(max_examples=30, deadline=None)
+@given(st.floats(0.01, 1000), st.floats(-100, 100))
+def test_advantages_of_the_exact_rollout_do_not_see_them_either(scale: float, constant: float) -> None:
+    stage = Scpo.__new__(Scpo)
+    stage.config = ScpoConfig(advantage_epsilon=1e-12)
+    generator = torch.Generator().manual_seed(0)
+    utility = torch.randn(5, 3, 8, generator=generator, dtype=torch.float64)
+    probability = torch.rand(5, 3, 8, generator=generator, dtype=torch.float64)
+    base = stage._expected_advantages(utility, probability)
+    moved = stage._expected_advantages(scale * (utility + constant), probability)
+    torch.testing.assert_close(moved, base, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("rollout", ["exact", "shared", "per_multiplier"])
+def test_training_is_the_same_in_another_currency_and_with_what_comes_in_anyway(
+    rollout: str, policy: Policy, data: Data
+) -> None:
+    class Elsewhere(KnownReward):
+        def tabulate(self, history: History) -> RewardTable:
+            table = super().tabulate(history)
+            return RewardTable(64 * (table.reward + 5), 64 * table.cost, 64 * table.unit_cost)
+
+    history = data.windows(data.splits.training, policy.config.window).batch(np.arange(0, 4000, 97))
+    logits = []
+    for reward in (KnownReward(), Elsewhere()):
+        torch.manual_seed(0)
+        fresh = Policy(policy.config, data.scaling)
+        stage = make(fresh, data, rollout=rollout)
+        stage.reward = reward  # pyright: ignore[reportAttributeAccessIssue]
+        Loop(LoopConfig(steps=10, batch_size=48, learning_rate=5e-3)).run(stage)
+        tokens = torch.arange(3, 14)[None, :, None]
+        with torch.no_grad():
+            logits.append(stage._logits(fresh, history, with_start(tokens.expand(len(history) * 3, -1, -1))))
+    torch.testing.assert_close(*logits, rtol=0, atol=0.02)
+
+
+LAG = 8
+
+
+class LateReward(KnownReward):
+    """Paying brings 1 where nothing was paid eight decisions ago, and loses 1 where something was."""
+
+    def tabulate(self, history: History) -> RewardTable:
+        shape = (len(history), 2, 3)
+        late = (history.lengths - 1 - LAG).clamp(min=0)[:, None]
+        paid = (history.incentives.gather(1, late)[:, 0] > 0) & (history.lengths > LAG)
+        sign = 1 - 2 * paid.float()
+        reward = sign[:, None, None] * torch.tensor([0.0, 1.0])[:, None]
+        return RewardTable(reward.expand(shape), torch.zeros(shape), torch.zeros(len(history), 1, 1))
+
+
+@pytest.mark.parametrize(("window", "finds"), [(16, True), (1, False)])
+def test_what_was_paid_eight_decisions_ago_is_seen_in_a_window_alone(
+    window: int, finds: bool, policy: Policy, data: Data
+) -> None:
+    """Nothing but the past tells: the log pays 0 or 10 at random and shows no fatigue."""
+    generator = np.random.default_rng(0)
+    log = dataclasses.replace(
+        data.log, incentives=10.0 * generator.integers(0, 2, data.log.events), numeric=0 * data.log.numeric
+    )
+    data = dataclasses.replace(data, log=log)
+    config = dataclasses.replace(
+        policy.config, window=window, dilations=(1, 2, 4), allowed_amounts=(0.0, 10.0), dimension=32
+    )
+    torch.manual_seed(0)
+    learner = Policy(config, data.scaling)
+    windows = data.windows(data.splits.training, 16)
+    reward = LateReward()
+    reward.grid = torch.tensor([0.0, 10.0])
+    settings = ScpoConfig(loop=LoopConfig(steps=150, batch_size=144, learning_rate=4e-3), pool=1, imagined=0.0)
+    Loop(settings.loop).run(Scpo(learner, reward, StateSampler(windows, clock=None, horizon=None), settings))  # pyright: ignore[reportArgumentType]
+    history = windows.batch(np.flatnonzero(log.locate(windows.rows)[1] > LAG)[::5])
+    seen = history.last(window)
+    paid = learner.allocate(seen, torch.zeros(len(history)))
+    table = reward.tabulate(history)
+    brought = table.reward[..., 0].gather(1, (paid > 0).long()[:, None]).mean()
+    best = table.reward[..., 0].amax(dim=1).mean()
+    assert (brought > 0.9 * best) if finds else (brought < 0.2 * best)
+
+
 def test_the_sampled_gradient_is_on_average_that_of_every_group_there_is(
     policy: Policy, data: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:
