@@ -233,8 +233,9 @@ def _per_user(
             f"evaluate({multiplier}) returned revenue {revenue.shape} and cost {cost.shape}: expected two arrays "
             "(users,) of the same length, at least 2; sum each user's interactions first"
         )
-    if not (np.isfinite(revenue).all() and np.isfinite(cost).all()) or (cost < 0).any():
-        raise ConfigurationError(f"evaluate({multiplier}) returned NaN, infinity or a cost below 0")
+    # Off-policy estimates put single users below 0; no policy costs less than nothing on average.
+    if not (np.isfinite(revenue).all() and np.isfinite(cost).all()) or cost.mean() < 0:
+        raise ConfigurationError(f"evaluate({multiplier}) returned NaN, infinity or a mean cost below 0")
     if baseline is not None and baseline.shape != revenue.shape:
         raise ConfigurationError(
             f"baseline has shape {baseline.shape} and evaluate({multiplier}) covers {revenue.shape}: expected the "
@@ -256,7 +257,7 @@ def _evaluation(
     # Both means are noisy: the calibration users' and the new users'.
     scale = math.sqrt(1 / users + 1 / (new_users or users))
     deviations = float(stdtrit(users - 1, confidence or DEFAULT_CONFIDENCE)) * scale
-    if cost.any():
+    if cost.mean() > 0:
         estimate = float(gain.mean() / cost.mean())
         bounds = ratio_bounds(gain, cost, deviations)
         variance = float(np.var(gain - estimate * cost, ddof=1)) / users / float(cost.mean()) ** 2

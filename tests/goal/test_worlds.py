@@ -25,9 +25,16 @@ from goal.config import (
 from goal.constraint import calibrate
 from goal.data import Data
 from goal.evaluation import expected_revenue, ledger, rollout, sweep
-from goal.log import InteractionLog, Schema, Splits
+from goal.evaluation.off_policy import (
+    LoggedDecisions,
+    OffPolicyEstimates,
+    doubly_robust,
+    self_normalized_importance_sampling,
+)
+from goal.log import InteractionLog, Schema, Splits, Windows
 from goal.pipeline import Run
 from goal.results import estimated_per_user
+from goal.results.estimates import allocate
 from goal.reward import LongHorizonValue, PlannedValue, PScore, RewardModel
 from goal.reward.state import state_config
 from goal.simulator import Parameters, preset, simulate
@@ -118,6 +125,30 @@ def test_calibration_from_the_log_alone_holds_in_the_simulator(learn: Callable[.
     roi = true.revenue.sum() / true.cost.sum()
     assert roi == pytest.approx(found.roi, rel=0.03)
     assert roi > 0.98 * target
+
+
+@pytest.mark.parametrize("estimator", [self_normalized_importance_sampling, doubly_robust])
+def test_calibration_by_off_policy_estimates_holds_in_the_simulator(
+    estimator: Callable[[LoggedDecisions], OffPolicyEstimates], learn: Callable[..., Run]
+) -> None:
+    world, target = dataclasses.replace(TIRING, eta=0.0), 3.5
+    run = learn(world)
+    policy = Policy.from_pretrained(run.folder / "policy").eval()
+    log = simulate(world, "uniform", users=1000, seed=98)
+    windows = Windows(log, np.arange(log.events), length=policy.config.window)
+
+    def evaluate(multiplier: float) -> tuple[np.ndarray, np.ndarray]:
+        paid = np.eye(len(world.levels))[world.nearest(allocate(policy, windows, multiplier))]
+        decisions = LoggedDecisions.from_log(log, paid, amounts=world.levels, horizon=1)
+        revenue, cost = estimator(decisions).per_user.T
+        return revenue, cost
+
+    found = calibrate(evaluate, run.multipliers, roi_target=target, refine=0.1, confidence=0.9)
+    assert found.feasible
+    true = rollout(policy, world, found.multiplier, users=3000, seed=5)
+    roi = true.revenue.sum() / true.cost.sum()
+    assert roi == pytest.approx(found.roi, rel=0.03)
+    assert roi > target
 
 
 def test_where_incentives_do_nothing_nobody_is_paid(learn: Callable[..., Run]) -> None:

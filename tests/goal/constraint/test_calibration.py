@@ -246,3 +246,22 @@ def test_refining_ends_between_neighbouring_floats() -> None:
 
     found = calibrate(evaluate, candidates(3.0, step=0.5), roi_target=2.3, refine=1e-300)
     assert found.multiplier == pytest.approx(1.3)
+
+
+def test_estimates_from_a_log_may_put_single_users_below_nothing():
+    """Influence values of self-normalised importance sampling: one user in four was paid as the policy would."""
+
+    def evaluate(multiplier: float):
+        generator = np.random.default_rng(3)
+        values = np.stack(draw(multiplier, 40_000, generator))
+        weights = np.where(np.random.default_rng(4).random(40_000) < 0.25, 4.0, 0.0)
+        mean = (values * weights).mean(axis=1, keepdims=True) / weights.mean()
+        revenue, cost = mean + weights / weights.mean() * (values - mean)
+        assert multiplier >= 4 or (cost < 0).any()
+        return revenue, cost
+
+    calibration = calibrate(evaluate, CANDIDATES, roi_target=4.0, refine=0.01, confidence=0.9)
+    assert calibration.feasible
+    assert calibration.multiplier == pytest.approx(TRUE_MULTIPLIER, abs=0.1)
+    with pytest.raises(ConfigurationError, match="mean cost below 0"):
+        calibrate(lambda multiplier: (np.ones(4), np.array([1.0, -2.0, 0.0, 0.0])), CANDIDATES, roi_target=4.0)
