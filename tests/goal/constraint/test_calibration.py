@@ -162,6 +162,30 @@ def test_new_users_miss_the_target_as_seldom_as_promised(confidence: float | Non
         assert np.mean(revenue) >= 0.88 * 6 * math.sqrt(4 - TRUE_MULTIPLIER)
 
 
+def test_new_users_miss_an_incremental_target_as_seldom():
+    """Revenue that comes in anyway is of the user's size, and differs by chance between being paid and not."""
+
+    def organic(users: int, seed: int, stream: int):
+        size = np.random.default_rng(seed).gamma(2.0, 0.5, size=users)
+        return np.random.default_rng((seed, stream)).poisson(3.0 * size).astype(float)
+
+    def paid(multiplier: float, users: int, seed: int):
+        revenue, cost = draw(multiplier, users, np.random.default_rng(seed))
+        return revenue + organic(users, seed, 1), cost
+
+    misses, revenue = 0, []
+    for seed in range(200):
+        calibration = calibrate(
+            lambda multiplier, seed=seed: paid(multiplier, 300, seed), CANDIDATES, roi_target=4.0, roi="incremental",
+            baseline=organic(300, seed, 2), confidence=0.95, refine=0.02, new_users=500,
+        )  # fmt: skip
+        new_revenue, new_cost = paid(calibration.multiplier, 500, 10_000 + seed)
+        misses += (new_revenue - organic(500, 10_000 + seed, 2)).sum() < 4.0 * new_cost.sum()
+        revenue.append(6 * math.sqrt(4 - calibration.multiplier))
+    assert 2 <= misses <= 15
+    assert np.mean(revenue) >= 0.88 * 6 * math.sqrt(4 - TRUE_MULTIPLIER)
+
+
 def test_intervals_cover_new_users():
     inside = {"roi": 0, "revenue": 0, "cost": 0}
     for seed in range(300):
