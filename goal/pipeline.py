@@ -55,8 +55,10 @@ SNAPSHOTS = 5
 """Points of the value's training at which it is kept, to be compared with what it brings."""
 MOST_STATES = 4096
 """Training states that the threshold is found on, at most."""
-MOST_CANDIDATES = 10
-"""The step is doubled until no more than these reach the ROI target, and the threshold counts as far as they go."""
+THRESHOLD_CAP = 4.5
+"""The multiplier that meets a target never exceeds it; where amounts start small the threshold is many times any."""
+MOST_CANDIDATES = 24
+"""Where the step would give more candidates, it is doubled until it does not."""
 
 
 class Run(RunFolder):
@@ -268,10 +270,11 @@ class Run(RunFolder):
         cost += 1e-6 * cost.max().clamp(min=1e-6) * torch.arange(len(order), device=cost.device)
         limit = threshold(revenue[:, order].cpu().numpy(), cost.cpu().numpy(), quantile=THRESHOLD_QUANTILE)
         target, step = self.config.roi_target, self.config.constraint.step
-        while (count := len(candidates(target, step=step))) > MOST_CANDIDATES:
+        limit = min(limit, THRESHOLD_CAP)
+        while (count := len(found := candidates(target, step=step, threshold=limit))) > MOST_CANDIDATES:
             step *= 2
             self.announce(f"  {count} candidate multipliers are more than {MOST_CANDIDATES}: step {step:g} instead")
-        return candidates(target, step=step, threshold=min(limit, (MOST_CANDIDATES - 1) * step))
+        return found
 
     def scpo(self) -> None:
         """Policy optimisation under the reward model."""
