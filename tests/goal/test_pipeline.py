@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from goal import Policy
+from goal.cli import _print_summary as print_summary
 from goal.config import (
     ConstraintConfig,
     EvaluationConfig,
@@ -97,6 +98,15 @@ def test_the_report_shows_how_scpo_went_and_every_objective(finished: Path) -> N
         mean = np.average(item["observed"], weights=item["count"])
         assert sum(item["count"]) == met.events and mean == pytest.approx(outcome.mean(), rel=1e-6)
         assert item["predicted"] == sorted(item["predicted"])
+
+
+@pytest.mark.parametrize("oracle", [True, False])
+def test_what_is_printed_at_the_end(oracle: bool, finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    summary = json.loads((finished / "summary.json").read_text())
+    print_summary(summary if oracle else {**summary, "oracle_rvr": None, "roi": None}, finished)
+    lines = capsys.readouterr().out.replace("\n", " ")
+    assert f"multiplier {summary['multiplier']:.3f}: " in lines and f"ROI violation rate {summary['rvr']:.1%}" in lines
+    assert ("the oracle's at the same ROI" in lines) is oracle and ("no cost" in lines) is not oracle
 
 
 def test_training_does_not_ask_the_simulator(finished: Path, tmp_path: Path) -> None:
