@@ -28,6 +28,8 @@ from goal.errors import ConfigurationError
 
 Bounds = tuple[float, float]
 DEFAULT_CONFIDENCE = 0.95
+JUMP = 1.25
+"""ROI that passes the target this many times, where the next smaller multiplier misses it, is worth a word."""
 
 
 @dataclass(frozen=True)
@@ -325,8 +327,16 @@ def _message(
         return f"Multiplier {best.multiplier:.4g} pays nothing, so no target is missed and no payment gains anything."
     sentence = f"Multiplier {best.multiplier:.4g} meets the {name} target {roi_target:g} with {best.roi:.3g}"
     if confidence is None:
-        return f"{sentence} on the calibration users."
-    return f"{sentence}, and at least {best.intervals['roi'][0]:.3g} on new users with confidence {confidence:g}."
+        sentence += " on the calibration users."
+    else:
+        sentence += f", and at least {best.intervals['roi'][0]:.3g} on new users with confidence {confidence:g}."
+    below = max((e for e in evaluations if e.multiplier < best.multiplier), key=lambda e: e.multiplier, default=None)
+    if below is not None and below.roi < roi_target and best.roi > JUMP * roi_target:
+        sentence += (
+            f" {name} jumps there, from {below.roi:.3g} at {below.multiplier:.4g}: "
+            "a policy that is trained on, and a search among, closer multipliers would pay more."
+        )
+    return sentence
 
 
 def _finite(value: Any) -> Any:

@@ -93,6 +93,18 @@ def test_incremental_roi_subtracts_the_baseline():
     assert average.multiplier < incremental.multiplier
 
 
+def test_a_jump_over_the_target_is_said():
+    def evaluate(multiplier: float):
+        cost = np.full(10, 3.0 if multiplier < 1.2 else 1.0)
+        return (2.0 if multiplier < 1.2 else 5.0) * cost, cost
+
+    found = calibrate(evaluate, CANDIDATES, roi_target=3.0, refine=0.01)
+    assert found.roi == 5.0 and found.multiplier == pytest.approx(1.2, abs=0.01)
+    below = [e.multiplier for e in found.evaluations if e.multiplier < found.multiplier][-1]
+    assert f"ROI jumps there, from 2 at {below:.4g}:" in found.message
+    assert "jumps" not in calibrate(Traffic(2000, 0), CANDIDATES, roi_target=4.0, refine=0.02).message
+
+
 def test_a_lucky_pass_is_not_trusted():
     # The first candidate passes by luck; everything that speaks against it is more precise.
     roi = {0.0: 2.0, 1.0: 3.05, 2.0: 2.5, 3.0: 2.7, 4.0: 3.5}
