@@ -66,8 +66,8 @@ def calibrated_multiplier(folder: str | Path) -> tuple[float, str]:
     Raises:
         ConfigurationError: the run is not calibrated, or its calibration.json is broken.
     """
-    found = read_calibration(Path(folder))
-    return float(found["multiplier"]), "" if found["feasible"] else found["message"]
+    found = read_calibration(Path(folder), otherwise=", or give a multiplier")
+    return found["multiplier"], "" if found["feasible"] else found["message"]
 
 
 def write_amounts(table: pa.Table, path: Path) -> None:

@@ -280,8 +280,12 @@ def _print_summary(summary: dict[str, Any], folder: Path) -> None:
         f"multiplier {summary['multiplier']:.3f}: {roi} against a target of {summary['roi_target']:g}, revenue "
         f"{summary['rev']:.3f} and cost {summary['cost']:.3f} per interaction{estimate}"
     )
-    beside = "" if summary["oracle_rvr"] is None else f"; the oracle's at the same ROI {summary['oracle_rvr']:.1%}"
-    console.print(f"ROI violation rate {summary['rvr']:.1%}{beside}")
+    if summary.get("window") is not None:  # runs of earlier versions have none
+        beside = "" if summary["oracle_rvr"] is None else f"; the oracle's at the same ROI {summary['oracle_rvr']:.1%}"
+        console.print(
+            f"ROI violation rate {summary['rvr']:.1%} of windows of {summary['window']:,} interactions, one every "
+            f"{summary['stride']:,}{beside}{estimate}"
+        )
     console.print(f"{folder / 'report.html'} after {summary['wall_seconds']:.0f} s")
 
 

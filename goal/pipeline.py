@@ -55,8 +55,10 @@ SNAPSHOTS = 5
 """Points of the value's training at which it is kept, to be compared with what it brings."""
 MOST_STATES = 4096
 """Training states that the threshold is found on, at most."""
-THRESHOLD_CAP = 4.5
-"""The multiplier that meets a target never exceeds it; where amounts start small the threshold is many times any."""
+THRESHOLD_CAP = 1.5
+"""Candidates beyond the ROI target, which no multiplier that meets it exceeds, go no further than this many times it,
+or `LEAST_CAP`: where amounts start small the threshold is many times any target."""
+LEAST_CAP = 4.5
 MOST_CANDIDATES = 24
 """Where the step would give more candidates, it is doubled until it does not."""
 
@@ -151,7 +153,7 @@ class Run(RunFolder):
     @property
     def _found(self) -> dict[str, Any]:
         """What the reward stage found beside weights."""
-        return self.read("reward/config.json", multipliers=list, uses_history=bool)
+        return self.read("reward/config.json", multipliers=tuple[float, ...], uses_history=bool)
 
     @property
     def multipliers(self) -> tuple[float, ...]:
@@ -270,10 +272,14 @@ class Run(RunFolder):
         cost += 1e-6 * cost.max().clamp(min=1e-6) * torch.arange(len(order), device=cost.device)
         limit = threshold(revenue[:, order].cpu().numpy(), cost.cpu().numpy(), quantile=THRESHOLD_QUANTILE)
         target, step = self.config.roi_target, self.config.constraint.step
-        limit = min(limit, THRESHOLD_CAP)
-        while (count := len(found := candidates(target, step=step, threshold=limit))) > MOST_CANDIDATES:
+        limit = min(limit, max(THRESHOLD_CAP * target, LEAST_CAP))
+        found = candidates(target, step=step, threshold=limit)
+        while len(found) > MOST_CANDIDATES:
             step *= 2
-            self.announce(f"  {count} candidate multipliers are more than {MOST_CANDIDATES}: step {step:g} instead")
+            self.announce(
+                f"  {len(found)} candidate multipliers are more than {MOST_CANDIDATES}: step {step:g} instead"
+            )
+            found = candidates(target, step=step, threshold=limit)
         return found
 
     def scpo(self) -> None:
@@ -314,6 +320,7 @@ class Run(RunFolder):
         found = calibration.to_dict()
         if parameters is None:
             found["message"] += " This takes the reward model's word for what the policy's amounts bring."
+        self.announce(f"  {found['message']}")
         self.write("calibration.json", found)
 
     def evaluation(self) -> None:

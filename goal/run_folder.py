@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ from goal.simulator import PRESETS
 
 POLICY_SCHEMA = "schema.toml"
 """In the folder of the policy: the schema of the log that it learned from."""
-CALIBRATION_FIELDS: dict[str, type[Any]] = {
+CALIBRATION_FIELDS = {
     "multiplier": float, "feasible": bool, "message": str, "roi_kind": str, "roi_target": float, "intervals": dict,
-    "evaluations": list,
+    "evaluations": list, "confidence": float | None,
 }  # fmt: skip
 STAGES = ("vocabulary", "pretraining", "reward", "scpo", "calibration", "evaluation", "report")
 
@@ -99,7 +100,7 @@ class RunFolder:
         """Seconds of each stage that has ended."""
         return self.read("stages.json") if (self.folder / "stages.json").is_file() else {}
 
-    def read(self, name: str, **fields: type[Any]) -> dict[str, Any]:
+    def read(self, name: str, **fields: Any) -> dict[str, Any]:
         """Return a JSON file of the folder.
 
         Raises:
@@ -119,14 +120,21 @@ class RunFolder:
             raise ConfigurationError(f"{self.folder}: the stage {stage!r} has not ended there; run it first")
 
 
-def read_calibration(folder: Path) -> dict[str, Any]:
+def read_calibration(folder: Path, *, otherwise: str = "") -> dict[str, Any]:
     """Return what `Calibration.to_dict` said of a run's calibration.
+
+    Args:
+        folder: of the run.
+        otherwise: what else may be done without it, for the message.
 
     Raises:
         ConfigurationError: the run is not calibrated, or its calibration.json is broken.
     """
-    remedy = f"calibrate the run with `goal calibrate --out {folder}`"
-    return read_json(folder / "calibration.json", remedy=remedy, fields=CALIBRATION_FIELDS)
+    path, remedy = folder / "calibration.json", f"calibrate the run with `goal calibrate --out {folder}`{otherwise}"
+    found = read_json(path, remedy=remedy, fields=CALIBRATION_FIELDS)
+    if not 0 <= found["multiplier"] < math.inf:
+        raise ConfigurationError(f"{path}: multiplier={found['multiplier']}; expected at least 0 and finite; {remedy}")
+    return {**found, "multiplier": float(found["multiplier"])}
 
 
 def _files_of(source: Path) -> list[Path]:

@@ -91,7 +91,7 @@ def _as(hint: Any, value: Any) -> Any:
     raise TypeError
 
 
-def read_json(path: Path, *, remedy: str, fields: Mapping[str, type[Any]] | None = None) -> dict[str, Any]:
+def read_json(path: Path, *, remedy: str, fields: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Read a JSON object.
 
     Args:
@@ -116,7 +116,7 @@ def read_json(path: Path, *, remedy: str, fields: Mapping[str, type[Any]] | None
             _as(hint, values.get(name))
         except TypeError as error:
             raise ConfigurationError(
-                f"{path}: {name}={values.get(name)!r}; expected a {hint.__name__}; {remedy}"
+                f"{path}: {name}={values.get(name)!r}; expected {getattr(hint, '__qualname__', hint)}; {remedy}"
             ) from error
     return values
 

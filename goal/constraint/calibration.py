@@ -30,6 +30,8 @@ Bounds = tuple[float, float]
 DEFAULT_CONFIDENCE = 0.95
 JUMP = 1.25
 """ROI that passes the target this many times, where the next smaller multiplier misses it, is worth a word."""
+BELOW_NOTHING = 4.0
+"""Standard errors below 0 at which a mean cost is no longer an error of estimation."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class Calibration:
         roi_target: The target.
         roi_kind: `"average"` or `"incremental"`.
         confidence: The confidence that the choice used, or `None` where it compared the estimate itself.
-        message: One sentence for people.
+        message: A sentence or two for people.
     """
 
     multiplier: float
@@ -121,7 +123,7 @@ def calibrate(
 
     Raises:
         ConfigurationError: An argument is out of range, or `evaluate` returned something else than two finite
-            arrays `(users,)` of at least two users with costs of at least 0.
+            arrays `(users,)` of at least two users whose mean cost is at least 0, but for the error of an estimate.
 
     >>> import numpy as np
     >>> def evaluate(multiplier):
@@ -187,7 +189,7 @@ def calibrate(
         roi_target=float(roi_target),
         roi_kind=roi,
         confidence=confidence,
-        message=_message(best, ordered, chosen is not None, roi_target, roi, confidence),
+        message=_message(best, ordered, chosen is not None, roi_target, roi, confidence, refine),
     )
 
 
@@ -233,11 +235,19 @@ def _per_user(
     if revenue.ndim != 1 or revenue.shape != cost.shape or revenue.size < 2:
         raise ConfigurationError(
             f"evaluate({multiplier}) returned revenue {revenue.shape} and cost {cost.shape}: expected two arrays "
-            "(users,) of the same length, at least 2; sum each user's interactions first"
+            "(users,) of the same length, at least 2; sum each user's interactions first (an off-policy estimate that "
+            "abstained has none: read its reason)"
         )
-    # Off-policy estimates put single users below 0; no policy costs less than nothing on average.
-    if not (np.isfinite(revenue).all() and np.isfinite(cost).all()) or cost.mean() < 0:
-        raise ConfigurationError(f"evaluate({multiplier}) returned NaN, infinity or a mean cost below 0")
+    if not (np.isfinite(revenue).all() and np.isfinite(cost).all()):
+        raise ConfigurationError(
+            f"evaluate({multiplier}) returned NaN or infinity; look at what revenue and cost were computed from"
+        )
+    # Off-policy estimates put single users below 0, and with them the mean of a policy that pays next to nothing.
+    if cost.mean() < -BELOW_NOTHING * cost.std() / math.sqrt(cost.size):
+        raise ConfigurationError(
+            f"evaluate({multiplier}) returned costs of mean {cost.mean():g}, and nothing is paid by costing less than "
+            "nothing; is the sign right?"
+        )
     if baseline is not None and baseline.shape != revenue.shape:
         raise ConfigurationError(
             f"baseline has shape {baseline.shape} and evaluate({multiplier}) covers {revenue.shape}: expected the "
@@ -305,6 +315,7 @@ def _message(
     roi_target: float,
     kind: str,
     confidence: float | None,
+    refine: float | None,
 ) -> str:
     name = "ROI" if kind == "average" else "incremental ROI"
     if not feasible:
@@ -330,12 +341,14 @@ def _message(
         sentence += " on the calibration users."
     else:
         sentence += f", and at least {best.intervals['roi'][0]:.3g} on new users with confidence {confidence:g}."
-    below = max((e for e in evaluations if e.multiplier < best.multiplier), key=lambda e: e.multiplier, default=None)
-    if below is not None and below.roi < roi_target and best.roi > JUMP * roi_target:
-        sentence += (
-            f" {name} jumps there, from {below.roi:.3g} at {below.multiplier:.4g}: "
-            "a policy that is trained on, and a search among, closer multipliers would pay more."
-        )
+    below = [e for e in evaluations if e.multiplier < best.multiplier][-1:]
+    if below and best.multiplier - below[0].multiplier <= (refine or 0.0):
+        near = below[0]
+        if not near.meets and best.roi > JUMP * roi_target:
+            sentence += (
+                f" There the {name} jumps, from {near.roi:.3g} at {near.multiplier:.4g}: a policy trained on "
+                "candidates that are closer together may pay more."
+            )
     return sentence
 
 

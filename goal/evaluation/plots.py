@@ -30,11 +30,12 @@ from goal.evaluation.canvas import (
     new_figure,
     padded,
 )
+from goal.training.metrics import family
 
 MULTIPLIER_LABEL = "multiplier λ"
 # A curve of more points is averaged in blocks of steps: it looks the same and the page stays small.
 MOST_POINTS = 120
-MOST_METRICS = 12
+MOST_PANELS = 12
 PALEST = 0.15
 
 
@@ -183,8 +184,8 @@ def training(lines: Sequence[Mapping[str, Any]], panels: Mapping[str, Sequence[s
     rows = math.ceil(len(panels) / columns)
     figure, axes = new_figure(WIDE, 1.85 * rows, rows=rows, columns=columns)
     for axis, (name, curves) in zip(axes, panels.items(), strict=False):
-        for place, curve in enumerate(curves, start=1):
-            shade = PALEST + (1 - PALEST) * place / len(curves)
+        for place, curve in enumerate(curves):
+            shade = PALEST + (1 - PALEST) * (place / (len(curves) - 1) if len(curves) > 1 else 1)
             axis.plot(*_series(lines, curve), color=POLICY, alpha=shade, lw=1.3, solid_joinstyle="round")
         axis.set_title(name.replace("_", " "), loc="left", color=INK, fontsize=TEXT_SIZE)
         axis.locator_params(nbins=4)
@@ -266,14 +267,11 @@ def promises(rows: Sequence[Mapping[str, Any]], currency: str, *, steps: str) ->
 
 
 def metric_panels(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Metrics of one stage that make a curve, numbers at two steps or more, by panel in order of first appearance.
-
-    Metrics that differ only after an @, such as `amount@1` and `amount@2`, share a panel.
-    """
+    """Metrics of one stage that make a curve, numbers at two steps or more, by `family` in order of appearance."""
     panels: dict[str, list[str]] = {}
     for name in dict.fromkeys(name for line in lines for name in line if name not in ("stage", "step")):
         if _series(lines, name)[0].size > 1:
-            panels.setdefault(name.split("@")[0], []).append(name)
+            panels.setdefault(family(name), []).append(name)
     return panels
 
 

@@ -64,7 +64,7 @@ def build(artefacts: Mapping[str, Any], folder: str | os.PathLike[str]) -> Path:
             * `amounts`: `amount_distribution(...)`, that is `multipliers` (n), `amounts` (m), `share` (n, m)
             * `experts`: `ExpertUsage.to_dict()`, that is `multipliers` (n), `usage` (n, experts)
             * `metrics`: the lines of metrics.jsonl, mappings with `stage`, `step` and numbers by name;
-              `metric_help`: stage to name to sentence, printed under the curves
+              `metric_help`: stage to name (see `goal.training.metrics.family`) to sentence, printed under the curves
             * `tokenizer`: `size`, `max_length`, `worst_relative_error`, `values` (token values), `lengths` (share of
               amounts that take 0, 1, ... tokens), `mean_length`?
             * `log`: `events`, `users`, `randomised`, `name`?, `splits`? (name to events), `accuracy`? (rows of

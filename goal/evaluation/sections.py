@@ -217,7 +217,7 @@ def _training(artefacts: Mapping[str, Any]) -> Section:
     blocks: list[Block] = []
     for stage, lines in stages.items():
         panels = plots.metric_panels(lines)
-        shown = dict(list(panels.items())[: plots.MOST_METRICS])
+        shown = dict(list(panels.items())[: plots.MOST_PANELS])
         if not shown:
             continue
         name = stage.upper() if stage == "scpo" else stage.capitalize()

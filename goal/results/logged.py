@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from goal.pipeline import Run
 
 
-CHECKED = 20_000
+MOST_CHECKED = 20_000
 """Events, at most, on which the reward model is held against what came in."""
 
 
@@ -41,10 +41,13 @@ def evaluate_log(run: Run, policy: Policy) -> dict[str, Any]:
     calibration = read_calibration(run.folder)
     beyond = unexplained(run.reward, windows)
     never, rows = predict(run.reward, windows, np.zeros(len(windows)))[0] + beyond, []
-    multipliers, paid = sweep_multipliers(run), {}
-    for multiplier in [*multipliers, float(calibration["multiplier"])]:
-        paid[multiplier] = allocate(policy, windows, multiplier)
-        expected, expected_cost = predict(run.reward, windows, paid[multiplier])
+    multipliers, shares, paid = sweep_multipliers(run), [], np.empty(0)
+    # Amounts that are not listed lie between those of the grid.
+    levels = data.allowed_amounts or np.union1d([0.0, run.tokenizer.min_unit], data.grid(config.reward.grid_size))
+    for multiplier in [*multipliers, calibration["multiplier"]]:
+        paid = allocate(policy, windows, multiplier)
+        shares.append(amount_distribution({multiplier: paid}, levels))
+        expected, expected_cost = predict(run.reward, windows, paid)
         brought = expected + beyond
         rev, spent = float(brought.mean()), float(expected_cost.mean())
         stream = brought[order], expected_cost[order]
@@ -57,8 +60,7 @@ def evaluate_log(run: Run, policy: Policy) -> dict[str, Any]:
             }
         )  # fmt: skip
     swept, row = rows[:-1], rows[-1]
-    may_be_paid = np.unique(np.concatenate([[0.0], *paid.values()]))
-    kept_back = data.windows(thinned(data.splits.calibration, CHECKED), run.reward.window)
+    kept_back = data.windows(thinned(data.splits.calibration, MOST_CHECKED), run.reward.window)
     window_roi = metrics.window_roi(revenue, cost, window=logged["window"], stride=logged["stride"]).tolist()
     window_roi = [value if math.isfinite(value) else None for value in window_roi]  # JSON has no infinity
     return {
@@ -68,7 +70,7 @@ def evaluate_log(run: Run, policy: Policy) -> dict[str, Any]:
             "never_pay_rev": float(never.mean()),
         },
         "sweep": swept,
-        "amounts": amount_distribution({at: paid[at] for at in multipliers}, may_be_paid),
+        "amounts": {**shares[0], "multipliers": multipliers, "share": [each["share"][0] for each in shares[:-1]]},
         "experts": experts(run, policy, multipliers),
         "log": {
             "name": str(config.log),
@@ -86,7 +88,7 @@ def evaluate_log(run: Run, policy: Policy) -> dict[str, Any]:
                         "rvr": metrics.roi_violation_rate(revenue, cost, **logged), "window_roi": window_roi},
             "estimate": [{name: row[name] for name in ("multiplier", "rev", "cost", "roi")} for row in swept],
             "randomised": log.propensity is not None,
-            "off_policy": log_evidence(log, windows.rows, paid[row["multiplier"]]),
+            "off_policy": log_evidence(log, windows.rows, paid),
         },
         "diagnostics": {"reward_calibration": reward_calibration(run.reward, kept_back)},
     }  # fmt: skip

@@ -11,7 +11,7 @@ from goal.evaluation import report
 from goal.files import write_atomically
 from goal.run_folder import read_calibration
 from goal.serialization import to_dict
-from goal.training.metrics import explain
+from goal.training.metrics import explain, family
 
 if TYPE_CHECKING:
     from goal.pipeline import Run
@@ -24,9 +24,9 @@ def versions() -> dict[str, str]:
 
 
 def _metric_help(lines: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
-    """Sentences of the metrics that occur, by stage and name up to an @."""
+    """Sentences of the metrics that occur, by stage and `family`."""
     found: dict[str, dict[str, str]] = {}
-    for stage, name in {(line["stage"], name.split("@")[0]): None for line in lines for name in line}:
+    for stage, name in {(line["stage"], family(name)): None for line in lines for name in line}:
         if (sentence := explain(stage, name)) is not None:
             found.setdefault(stage, {})[name] = sentence
     return found
@@ -44,6 +44,7 @@ def write_report(run: Run) -> None:
         "feasible": headline["feasible"],
         "estimate": headline.get("estimate", False),
         "oracle_rvr": headline.get("oracle_rvr"),
+        **{name: headline[name] for name in ("window", "stride")},
         "sweep": [{name: row[name] for name in fields} for row in evaluation["sweep"]],
         "wall_seconds": wall_seconds,
         "device": str(run.device),

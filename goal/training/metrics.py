@@ -47,9 +47,15 @@ METRIC_HELP: dict[str, dict[str, str]] = {
 """By stage and metric. A further objective's loss is `loss_` and its name."""
 
 
+def family(metric: str) -> str:
+    """Return the name under which a metric is drawn and explained: that of every multiplier is one."""
+    return "amount" if metric.startswith("amount@") else metric
+
+
 def explain(stage: str, metric: str) -> str | None:
-    """Return the sentence of a metric, named up to an @; None where there is none."""
+    """Return the sentence of a metric, None where there is none."""
     known = METRIC_HELP.get(stage, {})
+    metric = family(metric)
     if stage == "pscore" and metric.startswith("loss_"):
         return known.get(metric, f"error of {metric.removeprefix('loss_')}")
     return known.get(metric)
