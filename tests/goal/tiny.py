@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from goal.config import (
     ConstraintConfig,
     EvaluationConfig,
@@ -29,3 +31,9 @@ TINY = RunConfig(
     constraint=ConstraintConfig(users=10, fine_step=0.2),
     evaluation=EvaluationConfig(users=12, rvr_window=100, rvr_stride=25),
 )
+REMEMBERING = dataclasses.replace(
+    TINY,
+    reward=dataclasses.replace(TINY.reward, history="always", window=4),
+    scpo=dataclasses.replace(TINY.scpo, repeat=2),
+)
+"""Its value is learned by networks instead of planned."""
