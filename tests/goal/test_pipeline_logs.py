@@ -25,7 +25,10 @@ from goal.training import Pretraining
 from .tiny import TINY
 
 
-def test_a_real_log(tmp_path: Path) -> None:
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_real_log(listed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not listed:
+        monkeypatch.setattr("goal.data.MOST_LISTED_AMOUNTS", 0)
     log = simulate(preset("population"), "uniform", users=60, seed=3)
     log.schema.save(tmp_path / "log.toml")
     write(log, tmp_path / "log.parquet")
@@ -42,6 +45,10 @@ def test_a_real_log(tmp_path: Path) -> None:
         *("self normalized importance", "marginalized importance", "doubly robust", "fitted q", "effective size"),
     ):
         assert printed in page, printed
+    amounts = json.loads((tmp_path / "run" / "evaluation.json").read_text())["amounts"]
+    assert amounts["multipliers"] == [row["multiplier"] for row in summary["sweep"]] and amounts["amounts"][0] == "0"
+    assert np.shape(amounts["share"]) == (len(amounts["multipliers"]), len(amounts["amounts"]))
+    np.testing.assert_allclose(np.sum(amounts["share"], axis=1), 1)
     assert "reward model's word" in json.loads((tmp_path / "run" / "calibration.json").read_text())["message"]
 
 
