@@ -18,7 +18,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from goal.constraint import calibrate
+from goal.constraint import calibrate, without_rises
 from goal.data import Stream, seed_of
 from goal.evaluation import metrics
 from goal.evaluation.rollout import Rollout, expected_revenue, rollout, rollout_many
@@ -67,7 +67,7 @@ def calibrated(run: Run, parameters: Parameters, *, users: int, seed: int) -> No
 
 
 def range_of_multipliers(run: Run, parameters: Parameters, *, users: int, seed: int) -> list[Rollout]:
-    """Print where cost rises with the multiplier; return the rollouts."""
+    """Print where cost rises with the multiplier, as it is and by `without_rises`; return the rollouts."""
     grid = np.arange(0, run.config.roi_target + STEP / 2, STEP)
     made = [
         each
@@ -75,11 +75,19 @@ def range_of_multipliers(run: Run, parameters: Parameters, *, users: int, seed: 
         for each in rollout_many(run.policy("policy"), parameters, part.tolist(), users=users, seed=seed)
     ]
     cost = np.stack([each.per_user()[1] for each in made])
-    change = np.diff(cost, axis=0)
-    error = change.std(axis=1, ddof=1) / users**0.5
-    rises = [f"{grid[i]:.2f} ({change[i].mean():+.4f} ± {error[i]:.4f})" for i in np.flatnonzero(change.mean(1) > 0)]
-    print(f"  cost at {len(grid)} multipliers of {users} users rises after: {', '.join(rises) or 'none'}", flush=True)
+    print(f"  cost at {len(grid)} multipliers of {users} users rises after: {_rises(grid, cost)}", flush=True)
+    decided, others = np.array_split(cost, 2, axis=1)
+    served = np.searchsorted(grid, without_rises(grid, decided.mean(axis=1)))
+    print(f"  served without rises, by half of them, that of the others: {_rises(grid, others[served])}", flush=True)
     return made
+
+
+def _rises(grid: np.ndarray, cost: np.ndarray) -> str:
+    """Where the mean of cost `(multipliers, users)` rises, by how much, and the error of that."""
+    change = np.diff(cost, axis=0)
+    error = change.std(axis=1, ddof=1) / cost.shape[1] ** 0.5
+    rises = [f"{grid[i]:.2f} ({change[i].mean():+.4f} ± {error[i]:.4f})" for i in np.flatnonzero(change.mean(1) > 0)]
+    return ", ".join(rises) or "none"
 
 
 def repeated_calibration(run: Run, parameters: Parameters, made: list[Rollout], *, new_users: int = 500) -> None:

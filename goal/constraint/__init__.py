@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from goal.constraint.calibration import Calibration, Evaluation, calibrate
-from goal.constraint.candidates import candidates, threshold
+from goal.constraint.candidates import candidates, threshold, without_rises
 
-__all__ = ["Calibration", "Evaluation", "calibrate", "candidates", "threshold"]
+__all__ = ["Calibration", "Evaluation", "calibrate", "candidates", "threshold", "without_rises"]

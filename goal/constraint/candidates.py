@@ -87,3 +87,35 @@ def threshold(revenue: ArrayLike, cost: ArrayLike, *, quantile: float = 1.0) -> 
     per_state = np.maximum(gain_per_cost.max(axis=1), 0.0)
     # An observed state's threshold, so that the maximum is the maximum and no state is invented in between.
     return float(np.quantile(per_state, quantile, method="inverted_cdf"))
+
+
+def without_rises(multipliers: ArrayLike, cost: ArrayLike) -> np.ndarray:
+    """Multipliers to serve in place of those asked for, so that cost never rises with what is asked for.
+
+    A policy may cost a little more under a larger multiplier than under a smaller one. Such a multiplier is served as
+    the largest below it whose cost is the least so far: the cost that is served is the running minimum.
+
+    Args:
+        multipliers: `(n,)`, ascending.
+        cost: `(n,)`, mean cost at each, measured on the same users and the same randomness.
+
+    Returns:
+        `(n,)`, each of them one of ``multipliers``, ascending.
+
+    Raises:
+        ConfigurationError: Shapes differ, multipliers do not ascend, or a value is not finite.
+
+    >>> without_rises([0.0, 1.0, 2.0, 3.0], [9.0, 5.0, 5.5, 4.0])
+    array([0., 1., 1., 3.])
+    """
+    multipliers, cost = np.asarray(multipliers, dtype=np.float64), np.asarray(cost, dtype=np.float64)
+    if multipliers.ndim != 1 or multipliers.shape != cost.shape:
+        raise ConfigurationError(
+            f"multipliers has shape {multipliers.shape} and cost {cost.shape}: expected one cost for each multiplier"
+        )
+    if not (np.isfinite(multipliers).all() and np.isfinite(cost).all()) or (np.diff(multipliers) <= 0).any():
+        raise ConfigurationError(
+            "multipliers and cost: expected finite numbers, and multipliers that ascend; sort both"
+        )
+    is_least = cost == np.minimum.accumulate(cost)
+    return multipliers[np.maximum.accumulate(np.where(is_least, np.arange(len(cost)), 0))]

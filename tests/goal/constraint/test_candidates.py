@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from goal.constraint import candidates, threshold
+from goal.constraint import candidates, threshold, without_rises
 from goal.errors import ConfigurationError
 
 
@@ -81,3 +81,29 @@ def test_threshold_rejects(revenue, cost, message: str):
 def test_threshold_rejects_a_quantile_of_zero():
     with pytest.raises(ConfigurationError, match="quantile"):
         threshold([1.0, 2.0], [0.0, 1.0], quantile=0.0)
+
+
+def test_cost_never_rises_with_what_is_asked_for():
+    generator = np.random.default_rng(0)
+    multipliers = np.linspace(0, 3, 61)
+    for _ in range(50):
+        cost = np.sort(generator.gamma(2.0, size=61))[::-1] + 0.1 * generator.normal(size=61)
+        served = without_rises(multipliers, cost)
+        place = np.searchsorted(multipliers, served)
+        assert (np.diff(cost[place]) <= 0).all() and (np.diff(place) >= 0).all() and (served <= multipliers).all()
+        assert (cost[place] == np.minimum.accumulate(cost)).all()
+    falling = np.linspace(9, 1, 61)
+    assert (without_rises(multipliers, falling) == multipliers).all(), "what never rises is left as it is"
+
+
+@pytest.mark.parametrize(
+    ("multipliers", "cost", "message"),
+    [
+        ([0.0, 1.0], [1.0], "one cost for each"),
+        ([1.0, 0.0], [2.0, 1.0], "ascend; sort both"),
+        ([0.0, 1.0], [np.nan, 1.0], "finite"),
+    ],
+)
+def test_costs_that_do_not_fit_are_named(multipliers, cost, message: str):
+    with pytest.raises(ConfigurationError, match=message):
+        without_rises(multipliers, cost)
