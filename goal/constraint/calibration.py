@@ -341,14 +341,12 @@ def _message(
         sentence += " on the calibration users."
     else:
         sentence += f", and at least {best.intervals['roi'][0]:.3g} on new users with confidence {confidence:g}."
-    below = [e for e in evaluations if e.multiplier < best.multiplier][-1:]
-    if below and best.multiplier - below[0].multiplier <= (refine or 0.0):
-        near = below[0]
-        if not near.meets and best.roi > JUMP * roi_target:
-            sentence += (
-                f" There the {name} jumps, from {near.roi:.3g} at {near.multiplier:.4g}: a policy trained on "
-                "candidates that are closer together may pay more."
-            )
+    near = [e for e in evaluations if 0 < best.multiplier - e.multiplier <= (refine or 0.0)]
+    if near and not near[-1].meets and best.roi > JUMP * roi_target:
+        sentence += (
+            f" There the {name} jumps, from {near[-1].roi:.3g} at {near[-1].multiplier:.4g}: a policy trained on "
+            "candidates that are closer together may pay more."
+        )
     return sentence
 
 
